@@ -1,0 +1,1 @@
+"""Vocabulary, errors, tables, fingerprints: what every room may use. Standard library only."""
