@@ -1,0 +1,102 @@
+"""The table of verbs and the one place where errors become lines and exit codes. Verbs are imported when called."""
+
+from __future__ import annotations
+
+import os
+import sys
+from importlib import import_module
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+# verb -> (module, one line of help). Help is here so that `tracemask --help` imports no verb.
+VERBS: dict[str, tuple[str, str]] = {
+    "convert": ("convert", "Turn rollout logs into Arrow shards: every token with its author, role and part."),
+    "show": ("show", "Print one row as coloured tokens: who wrote what, and what is in the loss."),
+    "report": ("report", "Write a self-contained HTML page that audits a dataset."),
+    "check": ("check", "Lint a dataset: masks, tokens, log-probs, rewards. Exit 1 on findings."),
+    "train": ("train", "Train a causal LM directly from shards."),
+    "trace": ("trace", "Show a rollout log as a tree: authors, calls, rewards, problems."),
+    "formats": ("formats", "List the log formats that convert reads."),
+    "schema": ("schema", "Print a published JSON Schema."),
+    "stats": ("stats", "Count tokens by author, role and part; lengths, groups, rewards."),
+    "export": ("export", "Write a dataset for another trainer."),
+    "diff": ("diff", "Compare two datasets of the same traces token by token."),
+    "explain": ("explain", "Say in words which rollouts push hardest under a recipe."),
+    "rules": ("rules", "List the lint rules."),
+    "rule": ("rule", "Explain one lint rule."),
+    "fix": ("fix", "Write repaired shards for findings that have a fix."),
+    "recipe": ("recipe", "List recipes, or explain one: formula, mask, denominator, source."),
+    "materialize": ("materialize", "Write weights, denominators and advantages of a recipe into shards."),
+    "score": ("score", "Write a model's log-probs of the stored tokens into shards."),
+}
+
+
+class LazyGroup(TyperGroup):
+    """Imports a verb's module when the verb is called, not before; lists verbs from the table."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return list(VERBS)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        if cmd_name not in VERBS:
+            return None
+        module, summary = VERBS[cmd_name]
+        verb = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+        function = import_module(f"tracemask_cli.{module}").command
+        verb.command(name=cmd_name, short_help=summary, context_settings=_HELP)(function)
+        return typer.main.get_command(verb)
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, summary) for name, (_, summary) in VERBS.items()])
+
+
+_HELP: dict[str, Any] = {"help_option_names": ["-h", "--help"]}
+
+app = typer.Typer(
+    cls=LazyGroup,
+    add_completion=False,
+    rich_markup_mode=None,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings=_HELP,
+)
+
+
+def _version(value: bool) -> None:
+    if value:
+        from tracemask import __version__
+
+        typer.echo(f"tracemask {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")] = False,
+) -> None:
+    """Turn agent rollouts into training data that is provably right, and train on it."""
+
+
+def main() -> None:
+    """Run the command line. Exit codes: 0 clean, 1 findings or too many skipped, 2 could not run."""
+    from tracemask.core.errors import TracemaskError
+
+    try:
+        app()
+    except TracemaskError as error:
+        from tracemask_cli.output import fail
+
+        fail(error)
+        sys.exit(2)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(0)
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+if __name__ == "__main__":
+    main()

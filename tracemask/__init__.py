@@ -1,0 +1,47 @@
+"""tracemask: agent rollouts in, provably right training data and gradients out. Imports nothing until a name is used."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tracemask.api import check_dataset, open_dataset, prepare, train
+    from tracemask.recipe import Recipe
+    from tracemask.render.renderer import Renderer
+    from tracemask.trace import Recorder, Trace, read_traces
+
+__version__ = "0.1.0"
+
+_HOME = {
+    "read_traces": "tracemask.trace",
+    "Trace": "tracemask.trace",
+    "Recorder": "tracemask.trace",
+    "Renderer": "tracemask.render.renderer",
+    "Recipe": "tracemask.recipe",
+    "open_dataset": "tracemask.api",
+    "check_dataset": "tracemask.api",
+    "prepare": "tracemask.api",
+    "train": "tracemask.api",
+    "loss": "tracemask.loss",
+}
+
+__all__ = [
+    "Recipe",
+    "Recorder",
+    "Renderer",
+    "Trace",
+    "check_dataset",
+    "loss",
+    "open_dataset",
+    "prepare",
+    "read_traces",
+    "train",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'tracemask' has no attribute {name!r}")
+    home = import_module(_HOME[name])
+    return home if _HOME[name] == f"tracemask.{name}" and name != "train" else getattr(home, name)
