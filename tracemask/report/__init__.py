@@ -1,0 +1,1 @@
+"""Audit views for people: token dumps, an offline HTML page, diffs, explanations. Reads rows; trains nothing."""

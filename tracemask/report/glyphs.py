@@ -1,0 +1,116 @@
+"""Tokens as visible, harmless text: whitespace shown, control characters and bidi marks spelled out. Knows no author."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from typing import Protocol
+
+import numpy as np
+
+NEWLINE = "⏎"
+_VISIBLE = {" ": "·", "\t": "→", "\n": NEWLINE, "\r": "␍", "\x7f": "␡"}
+_VISIBLE |= {chr(code): chr(0x2400 + code) for code in range(32) if chr(code) not in _VISIBLE}
+# C1 controls, soft hyphen, zero-width and bidirectional marks, line separators, fillers, tag characters, surrogates.
+_INVISIBLE = re.compile(
+    "[\x80-\x9f\xad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180e\u200b-\u200f\u2028-\u202f\u205f-\u206f\u3164"
+    "\ufe00-\ufe0f\ufeff\uffa0\ufff9-\ufffb\ud800-\udfff\U000e0000-\U000e01ef]"
+)
+_TABLE = str.maketrans(_VISIBLE)
+
+
+class TokenTable(Protocol):
+    """What a view needs of a tokenizer."""
+
+    def id_bytes(self, token_id: int, /) -> bytes: ...
+
+    @property
+    def added(self) -> dict: ...
+
+
+def visible(text: str) -> str:
+    """`text` with every blank, control, zero-width or bidirectional character spelled as something that can be seen."""
+    return _INVISIBLE.sub(lambda match: f"‹U+{ord(match[0]):04X}›", text.translate(_TABLE))
+
+
+def special(content: str) -> str:
+    """The bracketed spelling of an added token: `<|im_end|>` becomes ⟦im_end⟧."""
+    name = content[2:-2] if content.startswith("<|") and content.endswith("|>") and len(content) > 4 else content
+    return f"⟦{visible(name)}⟧"
+
+
+def _escaped(data: bytes) -> str:
+    return "".join(f"\\x{byte:02x}" for byte in data)
+
+
+def _incomplete(data: bytes) -> int:
+    """How many bytes at the end of `data` begin a character that is not complete yet (0–3)."""
+    for back in range(1, min(3, len(data)) + 1):
+        byte = data[-back]
+        if byte & 0xC0 == 0x80:
+            continue
+        need = 2 if byte & 0xE0 == 0xC0 else 3 if byte & 0xF0 == 0xE0 else 4 if byte & 0xF8 == 0xF0 else 1
+        return back if need > back else 0
+    return 0
+
+
+def spell(data: bytes) -> str:
+    """Bytes as visible text; bytes that are no UTF-8 as \\xNN."""
+    text = data.decode("utf-8", errors="surrogateescape")
+    if not text.isprintable() or " " in text:
+        text = re.sub("[\udc80-\udcff]", lambda match: _escaped(bytes([ord(match[0]) - 0xDC00])), text)
+    return visible(text)
+
+
+class Speller:
+    """Spells the tokens of one row; a character split over several tokens appears once, on the token that completes it.
+
+    tokenizer None: tokens are spelled as their ids.
+    """
+
+    def __init__(self, tokenizer: TokenTable | None) -> None:
+        self._tokenizer = tokenizer
+        self._bytes: dict[int, bytes] = {}
+        self._added: dict[int, str] = {}
+        if tokenizer is not None:
+            self._added = {token_id: special(token.content) for token_id, token in tokenizer.added.items()}
+
+    def _of(self, token_id: int) -> bytes:
+        data = self._bytes.get(token_id)
+        if data is None:
+            assert self._tokenizer is not None
+            try:
+                data = self._tokenizer.id_bytes(token_id)
+            except (KeyError, IndexError):
+                data = b""
+                self._added[token_id] = f"⟦?{token_id}⟧"
+            self._bytes[token_id] = data
+        return data
+
+    def spell(self, ids: Sequence[int] | np.ndarray) -> list[str]:
+        """One visible string per token of `ids` [T]; "" for a token whose bytes only begin a character."""
+        if self._tokenizer is None:
+            return [f"⟨{int(token_id)}⟩" for token_id in ids]
+        out: list[str] = []
+        pending = b""
+        for token_id in (int(token_id) for token_id in ids):
+            data = b"" if token_id in self._added else self._of(token_id)
+            name = self._added.get(token_id)
+            if name is not None:
+                if pending:
+                    out[-1] += _escaped(pending)
+                    pending = b""
+                out.append(name)
+                continue
+            data = pending + data
+            open_bytes = _incomplete(data)
+            pending = data[len(data) - open_bytes :] if open_bytes else b""
+            done = data[: len(data) - open_bytes] if open_bytes else data
+            out.append(spell(done) if done else "")
+        if pending and out:
+            out[-1] += _escaped(pending)
+        return out
+
+    def text(self, ids: Iterable[int]) -> str:
+        """The visible text of a run."""
+        return "".join(self.spell(list(ids)))
