@@ -2,36 +2,65 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, Strict
+
+from tracemask.core.errors import TraceError
+from tracemask.core.vocab import Fidelity
+from tracemask.trace.arrays import floats_from_base64, ints_from_base64
+
+SCHEMA_VERSION = "1.0"
 
 RoleName = Literal["system", "developer", "user", "assistant", "tool"]
 AuthorName = Literal["policy", "model", "environment", "taskset", "harness", "verifier", "user"]
+EdgeKind = Literal["compaction", "subagent", "fork", "rewrite", "continuation"]
+
+CUT_SHORT = frozenset({"length", "max_tokens", "abort", "aborted", "max_output_tokens", "model_length"})
+
+Int = Annotated[int, Strict()]
+Float = Annotated[float, Strict()]
+Flag = Annotated[bool, Strict()]
+TokenIds = Annotated[
+    list[Annotated[int, Field(ge=0, lt=2**31), Strict()]],
+    BeforeValidator(ints_from_base64, json_schema_input_type=list[int] | str),
+]
+Numbers = Annotated[list[Float], BeforeValidator(floats_from_base64, json_schema_input_type=list[float] | str)]
+LogProbs = Annotated[
+    list[Float | None], BeforeValidator(floats_from_base64, json_schema_input_type=list[float | None] | str)
+]
 
 
 class Base(BaseModel):
     """Unknown fields are kept (pydantic extra), counted by the reader, refused under strict."""
 
-    model_config = ConfigDict(extra="allow")
+    model_config = ConfigDict(extra="allow", protected_namespaces=())
 
 
 class Text(Base):
+    """Plain content."""
+
     type: Literal["text"] = "text"
     text: str
     author: AuthorName | None = None
 
 
 class Reasoning(Base):
+    """Thinking. `field` is the chat key it came under, where that was not `reasoning_content`."""
+
     type: Literal["reasoning"] = "reasoning"
     text: str | None = None
     encrypted: str | None = None
     signature: str | None = None
-    redacted: bool = False
+    redacted: Flag = False
+    field: str | None = None
     author: AuthorName | None = None
 
 
 class ToolCall(Base):
+    """A call. `raw_arguments` is the string as sampled; `arguments` its parsed convenience."""
+
     type: Literal["tool_call"] = "tool_call"
     id: str | None = None
     name: str
@@ -42,6 +71,8 @@ class ToolCall(Base):
 
 
 class Media(Base):
+    """An image, sound or file that is referred to, never held."""
+
     type: Literal["media"] = "media"
     uri: str | None = None
     sha256: str | None = None
@@ -50,6 +81,8 @@ class Media(Base):
 
 
 class Opaque(Base):
+    """A block of a kind that this version has no word for; kept whole."""
+
     type: Literal["opaque"] = "opaque"
     kind: str
     data: Any = None
@@ -57,11 +90,13 @@ class Opaque(Base):
 
 
 class ToolResult(Base):
+    """What a call gave back. `call_id` resolves to an earlier ToolCall; without ids, order resolves it."""
+
     type: Literal["tool_result"] = "tool_result"
     call_id: str | None = None
     name: str | None = None
     content: list[Block] = Field(default_factory=list)
-    is_error: bool = False
+    is_error: Flag = False
     author: AuthorName | None = None
 
 
@@ -71,40 +106,49 @@ Block = Annotated[Text | Reasoning | ToolCall | ToolResult | Media | Opaque, Fie
 class Span(Base):
     """Half-open range of sampled ids that another author wrote."""
 
-    start: int
-    end: int
+    start: Int
+    end: Int
     author: AuthorName
 
 
 class VersionSpan(Base):
     """Half-open range of sampled ids and the policy version that sampled them."""
 
-    start: int
-    end: int
-    version: int | str
+    start: Int
+    end: Int
+    version: Int | str
 
 
 class Sampled(Base):
-    """What the engine returned for one call. Index t of every array speaks of sampled token t."""
+    """What the engine returned for one call. Index t of every array speaks of sampled token t.
 
-    token_ids: list[int]
-    logprobs: list[float | None] | None = None
-    prompt_ids: list[int] | None = None
+    token_ids[T], logprobs[T] (nats; None: missing, never zero), prompt_ids: the exact context.
+    Arrays are lists of numbers; in JSON they may be base64 of little-endian int32 (ids) or float32 (the rest).
+    """
+
+    token_ids: TokenIds
+    logprobs: LogProbs | None = None
+    prompt_ids: TokenIds | None = None
     finish_reason: str | None = None
     model: str | None = None
-    policy_version: int | str | list[VersionSpan] | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
+    policy_version: Int | str | list[VersionSpan] | None = None
+    temperature: Float | None = None
+    top_p: Float | None = None
+    top_k: Int | None = None
     usage: dict[str, Any] | None = None
-    reward: float | None = None
-    advantage: float | None = None
+    reward: Float | None = None
+    advantage: Float | None = None
     spans: list[Span] = Field(default_factory=list)
-    columns: dict[str, list[float]] = Field(default_factory=dict)
+    columns: dict[str, Numbers] = Field(default_factory=dict)
 
 
 class Message(Base):
-    """One node of the tree. `parent` is the id of the message before it (default: the one above in the list)."""
+    """One node of the tree. `parent` is the id of the message before it (default: the one above in the list).
+
+    An explicit `parent` of None starts a new root. `copied`: here as context, sampled elsewhere or never; not trained.
+    `parts`: the chat content was a list of parts, not a string. `finish_reason`: of a reply without sampled ids.
+    `extra` holds what the source had and this model has no word for.
+    """
 
     id: str
     parent: str | None = None
@@ -112,16 +156,50 @@ class Message(Base):
     author: AuthorName
     blocks: list[Block] = Field(default_factory=list)
     sampled: Sampled | None = None
-    copied: bool = False
+    copied: Flag = False
     name: str | None = None
-    created: str | float | None = None
+    parts: Flag = False
+    finish_reason: str | None = None
+    created: str | Float | None = None
     extra: dict[str, Any] = Field(default_factory=dict)
+
+    @property
+    def fidelity(self) -> Fidelity:
+        """How the ids of this message are known; `messages` for one that nobody sampled."""
+        if self.sampled is None:
+            return Fidelity.MESSAGES
+        return Fidelity.COMPLETION if self.sampled.prompt_ids is None else Fidelity.EXACT
+
+    @property
+    def from_policy(self) -> bool:
+        """The policy wrote it here: the only messages that may enter the policy gradient."""
+        return self.role == "assistant" and self.author == "policy" and not self.copied
+
+    @property
+    def cut_short(self) -> bool:
+        """The engine stopped before the policy did (length, abort)."""
+        reason = self.sampled.finish_reason if self.sampled else self.finish_reason
+        return reason in CUT_SHORT
+
+    def text(self) -> str:
+        """All text blocks joined, those inside tool results included."""
+        return "".join(_texts(self.blocks))
+
+
+def _texts(blocks: Sequence[Block]) -> list[str]:
+    found: list[str] = []
+    for block in blocks:
+        if isinstance(block, Text):
+            found.append(block.text)
+        elif isinstance(block, ToolResult):
+            found.extend(_texts(block.content))
+    return found
 
 
 class Edge(Base):
-    """Why the context breaks between two messages."""
+    """Why the context breaks between message `at` (the last before) and `to` (the first after)."""
 
-    kind: Literal["compaction", "subagent", "fork", "rewrite", "continuation"]
+    kind: EdgeKind
     at: str | None = None
     to: str | None = None
     trigger: str | None = None
@@ -129,8 +207,10 @@ class Edge(Base):
 
 
 class Reward(Base):
-    score: float
-    weight: float = 1.0
+    """One named reward; the trace's reward is Σ score · weight."""
+
+    score: Float
+    weight: Float = 1.0
     source: str | None = None
 
 
@@ -140,48 +220,88 @@ class Source(Base):
     format: str
     version: str | None = None
     path: str | None = None
-    line: int | None = None
+    line: Int | None = None
     sha256: str | None = None
     importer: str | None = None
 
 
 class Trace(Base):
-    """One agent run."""
+    """One agent run: a tree (or forest) of messages in list order, its rewards, and what is known of its source.
 
-    schema_version: str = "1.0"
+    None means that the source does not say; it is never read as zero or false.
+    """
+
+    schema_version: str = SCHEMA_VERSION
     id: str
     task_id: str | None = None
     group_id: str | None = None
-    attempt: int | None = None
+    attempt: Int | None = None
     messages: list[Message]
     tools: list[dict[str, Any]] | None = None
     edges: list[Edge] = Field(default_factory=list)
     rewards: dict[str, Reward] = Field(default_factory=dict)
-    reward: float | None = None
-    advantage: float | None = None
+    reward: Float | None = None
+    advantage: Float | None = None
     stop: str | None = None
-    truncated: bool | None = None
+    truncated: Flag | None = None
     errors: list[str] = Field(default_factory=list)
-    trainable: bool = True
+    trainable: Flag = True
     template_kwargs: dict[str, Any] = Field(default_factory=dict)
     source: Source | None = None
+    extra: dict[str, Any] = Field(default_factory=dict)
 
-    def branches(self) -> list[list[Message]]:
-        """Every root-to-leaf path, in order of the leaves in the list."""
-        by_id = {message.id: message for message in self.messages}
-        parents: dict[str, str | None] = {}
+    @classmethod
+    def from_messages(
+        cls, messages: Sequence[dict[str, Any]], tools: list[dict[str, Any]] | None = None, **scalars: Any
+    ) -> Trace:
+        """A trace from OpenAI-style message dicts, which may carry token_ids, logprobs and prompt_ids of each reply.
+
+        scalars: any other field of Trace (id, task_id, group_id, reward, …). Without an id, the content names it.
+        Raises TraceError TM911 naming the field, TM110 and its kind where an invariant is broken.
+        """
+        from tracemask.trace.chat import trace_from_chat
+
+        return trace_from_chat(messages, tools, **scalars)
+
+    @property
+    def fidelity(self) -> Fidelity:
+        """The least fidelity of the policy's own messages; `messages` where there are none."""
+        return min((message.fidelity for message in self.messages if message.from_policy), default=Fidelity.MESSAGES)
+
+    def parents(self) -> dict[str, str | None]:
+        """Message id → id of its parent (None: a root), the default parent filled in."""
+        found: dict[str, str | None] = {}
         before: str | None = None
         for message in self.messages:
-            parents[message.id] = message.parent if "parent" in message.model_fields_set else before
+            found[message.id] = message.parent if "parent" in message.model_fields_set else before
             before = message.id
+        return found
+
+    def branches(self) -> list[list[Message]]:
+        """Every root-to-leaf path, in order of the leaves in the list. Raises TraceError TM110 on a bad tree."""
+        by_id = {message.id: message for message in self.messages}
+        parents = self.parents()
         inner = set(parents.values())
-        paths = []
+        paths: list[list[Message]] = []
         for message in self.messages:
-            if message.id in inner:
-                continue
-            path, at = [], message.id
-            while at is not None:
-                path.append(by_id[at])
-                at = parents[at]
-            paths.append(path[::-1])
+            if message.id not in inner:
+                paths.append(self._path(message.id, by_id, parents))
+        if self.messages and not paths:
+            raise TraceError("TM110", where=f"trace {self.id}", what="every message is another's parent: a cycle")
         return paths
+
+    def _path(self, leaf: str, by_id: dict[str, Message], parents: dict[str, str | None]) -> list[Message]:
+        path: list[Message] = []
+        at: str | None = leaf
+        while at is not None:
+            if at not in by_id or len(path) > len(by_id):
+                raise TraceError("TM110", where=f"trace {self.id}", what=f"message {leaf!r} has no path to a root")
+            path.append(by_id[at])
+            at = parents[at]
+        return path[::-1]
+
+
+__all__ = [
+    "Base", "Block", "Edge", "Media", "Message", "Opaque", "Reasoning", "Reward", "Sampled", "Source", "Span",
+    "Text", "ToolCall", "ToolResult", "Trace", "VersionSpan",
+]  # fmt: skip

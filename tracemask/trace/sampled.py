@@ -1,0 +1,114 @@
+"""What an engine returned, under the names that engines and trainers use, as one Sampled. Knows no file."""
+
+from __future__ import annotations
+
+from array import array
+from typing import Any, cast
+
+from pydantic import ValidationError
+
+from tracemask.core.errors import TraceError
+from tracemask.trace.arrays import floats_from_base64, ints_from_base64
+from tracemask.trace.fields import Fields, first_problem
+from tracemask.trace.model import Sampled
+
+ID_KEYS = ("token_ids", "completion_ids", "completion_token_ids", "output_ids", "output_token_ids")
+PROMPT_KEYS = ("prompt_ids", "prompt_token_ids")
+LOGPROB_KEYS = ("logprobs", "completion_logprobs", "output_logprobs")
+
+
+def sampled_from_fields(fields: Fields, *, reason: str | None = None) -> Sampled | None:
+    """Takes the engine's fields of a reply (or its `sampled` object); None where there are no sampled ids.
+
+    Log-probs without ids cannot be placed: they stay in the rest. Raises TraceError TM911, TM101 on unequal lengths.
+    """
+    inner = fields.get("sampled")
+    if isinstance(inner, dict):
+        fields.take("sampled")
+        return _whole(inner, f"{fields.where}.sampled")
+    key = next((name for name in ID_KEYS if fields.get(name) is not None), None)
+    if key is None:
+        return None
+    token_ids = ids_from(fields.take(key), f"{fields.where}.{key}")
+    values: dict[str, Any] = {"token_ids": token_ids, "finish_reason": reason or fields.take_str("finish_reason")}
+    for name in PROMPT_KEYS:
+        if fields.get(name) is not None:
+            values["prompt_ids"] = ids_from(fields.take(name), f"{fields.where}.{name}")
+            break
+    for name in LOGPROB_KEYS:
+        if fields.get(name) is not None:
+            values["logprobs"] = logprobs_from(fields.take(name), len(token_ids), f"{fields.where}.{name}")
+            break
+    _scalars(fields, values)
+    if values["finish_reason"] is None:
+        values["finish_reason"] = fields.take_str("stop_reason")
+    return build_sampled(values, fields.where)
+
+
+def _scalars(fields: Fields, values: dict[str, Any]) -> None:
+    for name in ("temperature", "top_p", "reward", "advantage"):
+        values[name] = fields.take_number(name)
+    values["top_k"] = fields.take_int("top_k")
+    values["model"] = fields.take_str("model")
+    values["usage"] = fields.take_dict("usage")
+    values["policy_version"] = fields.take_first("policy_version", "weight_version")
+    for name in ("spans", "columns"):
+        values[name] = fields.take(name)
+
+
+def build_sampled(values: dict[str, Any], where: str) -> Sampled:
+    """A Sampled from known fields, None left out. Raises TraceError TM911 naming the field."""
+    try:
+        return Sampled(**{key: value for key, value in values.items() if value is not None})
+    except ValidationError as error:
+        field, why = first_problem(error)
+        raise TraceError("TM911", where=f"{where}.{field}", what=why, fix="see `tracemask schema trace`") from None
+
+
+def _whole(inner: dict[str, Any], where: str) -> Sampled:
+    if inner.get("token_ids") is None:
+        raise TraceError("TM911", where=f"{where}.token_ids", what="missing")
+    values = dict(inner)
+    values["token_ids"] = ids_from(inner["token_ids"], f"{where}.token_ids")
+    if inner.get("logprobs") is not None:
+        values["logprobs"] = logprobs_from(inner["logprobs"], len(values["token_ids"]), f"{where}.logprobs")
+    return build_sampled(values, where)
+
+
+def ids_from(value: Any, where: str) -> list[int]:
+    """Token ids as a list of int in [0, 2**31); base64 accepted. Raises TraceError TM911."""
+    try:
+        ids: Any = ints_from_base64(value)
+        if isinstance(ids, list) and bool not in set(map(type, cast("list[Any]", ids))):
+            packed = array("i", cast("list[int]", ids))
+            if not packed or min(packed) >= 0:
+                return cast("list[int]", ids)
+    except (TypeError, OverflowError, ValueError) as error:
+        raise TraceError("TM911", where=where, what=f"not a list of token ids: {error}") from None
+    raise TraceError("TM911", where=where, what="not a list of token ids: integers from 0 to 2147483647")
+
+
+def logprobs_from(value: Any, count: int, where: str) -> list[float | None]:
+    """Log-probs of `count` sampled tokens from a list, base64, or the API's {"content": [{"logprob": …}]}.
+
+    null stays None (missing). Raises TraceError TM911 on another form, TM101 naming both lengths.
+    """
+    found: Any = value
+    if isinstance(found, dict):
+        found = cast("dict[str, Any]", found).get("content")
+    try:
+        found = floats_from_base64(found)
+    except ValueError as error:
+        raise TraceError("TM911", where=where, what=str(error)) from None
+    if not isinstance(found, list):
+        raise TraceError("TM911", where=where, what="expected a list of log-probs or an object with `content`")
+    items = cast("list[Any]", found)
+    if items and any(isinstance(item, dict) for item in items):
+        items = [cast("dict[str, Any]", item).get("logprob") if isinstance(item, dict) else item for item in items]
+    if not set(map(type, items)) <= {float, int, type(None)}:
+        index = next(i for i, item in enumerate(items) if type(item) not in (float, int, type(None)))
+        raise TraceError("TM911", where=f"{where}[{index}]", what=f"expected a number or null, found {items[index]!r}")
+    if len(items) != count:
+        raise TraceError("TM101", where=where, what=f"{len(items)} log-probs for {count} sampled token ids",
+                         fix="every sampled token needs its log-prob or null, in the same order")  # fmt: skip
+    return items
