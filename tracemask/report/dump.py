@@ -205,7 +205,9 @@ def _table(row: Row, row_runs: list[Run], speller: Speller, view: View) -> Itera
         label = weight_label(run.weights)
         for index in range(run.start, run.end):
             value = "" if logprob is None or np.isnan(logprob[index]) else f"{logprob[index]:.4f}"
-            line = Text(f"{index:>7} {int(row['token_ids'][index]):>7} {_letter(run)} {label:<8} {value:>9} │", style="dim")
+            line = Text(
+                f"{index:>7} {int(row['token_ids'][index]):>7} {_letter(run)} {label:<8} {value:>9} │", style="dim"
+            )
             line.append(pieces[index] or "‹part of the next character›", style=_style(run))
             yield line
             for finding in notes.get(index, ()):
