@@ -1,0 +1,225 @@
+"""Attention over a laid-out micro-batch: each run of slots over its ancestors' keys. Knows slots; no rows, no weights.
+
+Registered with transformers' AttentionInterface, so that any model built on it computes prefix trees and packed rows
+exactly. Because no mask function is registered under these names, transformers builds no mask of its own; each layer
+hands over its own sliding window, which counts depth.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+from tracemask.core.errors import TrainError
+from tracemask.core.registry import Table
+from tracemask.train.tree import Layout
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Slots [start, stop) that follow each other along one path; `above` are the slot ranges of their ancestors.
+
+    Along a path, depth counts 0, 1, 2, …: the ancestors' ranges joined are depths [0, depth).
+    """
+
+    start: int
+    stop: int
+    depth: int
+    above: tuple[tuple[int, int], ...]
+
+
+@dataclass(slots=True)
+class Plan:
+    """What every attention layer needs to know about one micro-batch; passed as the keyword `plan`.
+
+    size: slots S. runs: they cover [0, S) in order. exit[S], position[S] int64 tensors on the model's device.
+    memory: masks shared by layers, keyed by (kind, window).
+    """
+
+    size: int
+    runs: tuple[Run, ...]
+    exit: Tensor
+    position: Tensor
+    memory: dict[tuple[str, int | None], Any] = field(default_factory=dict)
+
+
+def plan_of(layout: Layout, *, device: torch.device | str = "cpu") -> Plan:
+    """The attention plan of a layout. O(S + Σ ancestors of the runs)."""
+    starts = [slot for slot in range(len(layout)) if layout.parent[slot] != slot - 1 or slot == 0]
+    stops = [*starts[1:], len(layout)]
+    above_of: dict[int, tuple[tuple[int, int], ...]] = {}
+    runs: list[Run] = []
+    for index, (start, stop) in enumerate(zip(starts, stops, strict=True)):
+        parent = int(layout.parent[start])
+        above: tuple[tuple[int, int], ...] = ()
+        if parent >= 0:
+            home = _run_of(starts, parent)
+            above = (*above_of[home], (starts[home], parent + 1))
+        above_of[index] = above
+        runs.append(Run(start, stop, int(layout.position[start]), above))
+    exit_S = torch.from_numpy(layout.exit).to(device)
+    return Plan(len(layout), tuple(runs), exit_S, torch.from_numpy(layout.position).to(device))
+
+
+def _run_of(starts: list[int], slot: int) -> int:
+    from bisect import bisect_right
+
+    return bisect_right(starts, slot) - 1
+
+
+def _tail(ranges: tuple[tuple[int, int], ...], drop: int) -> list[tuple[int, int]]:
+    """The joined ranges without their first `drop` slots."""
+    kept = []
+    for start, stop in ranges:
+        cut = min(drop, stop - start)
+        drop -= cut
+        if start + cut < stop:
+            kept.append((start + cut, stop))
+    return kept
+
+
+def segments(
+    module: torch.nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **options: Any
+) -> tuple[Tensor, None]:
+    """Attention run by run over the ancestors' keys and values; no S × S array exists.
+
+    query [1, heads, S, d], key and value [1, key heads, S, d] → [1, S, heads, d].
+    """
+    plan, scale, window = _checked(query, attention_mask, options)
+    grouped = query.shape[1] != key.shape[1]
+    if grouped:
+        times = query.shape[1] // key.shape[1]
+        key, value = key.repeat_interleave(times, 1), value.repeat_interleave(times, 1)
+    out = []
+    for run in plan.runs:
+        mine = slice(run.start, run.stop)
+        length = run.stop - run.start
+        if not run.above and (window is None or length <= window):
+            parts = query[:, :, mine], key[:, :, mine], value[:, :, mine]
+            out.append(scaled_dot_product_attention(*parts, is_causal=True, scale=scale))
+            continue
+        unseen = 0 if window is None else max(0, run.depth - window + 1)
+        ranges = [*_tail(run.above, unseen), (run.start, run.stop)]
+        keys = torch.cat([key[:, :, start:stop] for start, stop in ranges], 2)
+        values = torch.cat([value[:, :, start:stop] for start, stop in ranges], 2)
+        seen = _run_mask(length, keys.shape[2], window, query.device)
+        out.append(scaled_dot_product_attention(query[:, :, mine], keys, values, attn_mask=seen, scale=scale))
+    return torch.cat(out, 2).transpose(1, 2).contiguous(), None
+
+
+def _run_mask(length: int, keys: int, window: int | None, device: torch.device) -> Tensor:
+    """bool[length, keys]: the last `length` keys are the run's own; a query sees the `window` keys up to itself."""
+    seen = torch.ones(length, keys, dtype=torch.bool, device=device).tril(keys - length)
+    return seen if window is None else seen.triu(keys - length - window + 1)
+
+
+def dense(
+    module: torch.nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **options: Any
+) -> tuple[Tensor, None]:
+    """The same attention as one S × S mask: the reference that `segments` is tested against. Shapes as there."""
+    plan, scale, window = _checked(query, attention_mask, options)
+    times = query.shape[1] // key.shape[1]
+    key, value = key.repeat_interleave(times, 1), value.repeat_interleave(times, 1)
+    remembered = ("dense", window)
+    if remembered not in plan.memory:
+        slot = torch.arange(plan.size, device=query.device)
+        plan.memory[remembered] = _sees(plan, window)(None, None, slot[:, None], slot[None, :])
+    out = scaled_dot_product_attention(query, key, value, attn_mask=plan.memory[remembered], scale=scale)
+    return out.transpose(1, 2).contiguous(), None
+
+
+def flex(
+    module: torch.nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **options: Any
+) -> tuple[Tensor, None]:
+    """The same mask expression as a block mask for flex_attention; its backward needs a GPU. Shapes as `segments`."""
+    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+    plan, scale, window = _checked(query, attention_mask, options)
+    remembered = ("flex", window)
+    if remembered not in plan.memory:
+        size = plan.size
+        plan.memory[remembered] = create_block_mask(
+            _sees(plan, window), None, None, size, size, device=query.device.type
+        )
+    kernel = torch.compile(flex_attention, dynamic=True) if query.is_cuda else flex_attention
+    grouped = query.shape[1] != key.shape[1]
+    out = kernel(query, key, value, block_mask=plan.memory[remembered], scale=scale, enable_gqa=grouped)
+    return out.transpose(1, 2).contiguous(), None
+
+
+def _sees(plan: Plan, window: int | None) -> Any:
+    """The one mask expression: an ancestor or itself, and within the window by depth."""
+
+    def sees(batch: Any, head: Any, query: Tensor, key: Tensor) -> Tensor:
+        seen = (key <= query) & (query < plan.exit[key])
+        return seen if window is None else seen & (plan.position[query] - plan.position[key] < window)
+
+    return sees
+
+
+def _checked(query: Tensor, mask: Tensor | None, options: dict[str, Any]) -> tuple[Plan, float | None, int | None]:
+    """The plan, scale and window of a call; refuses what would be ignored (dropout, sinks, soft-caps, a mask)."""
+    plan = options.get("plan")
+    what = ""
+    if not isinstance(plan, Plan):
+        what = "the model does not hand the layout to its attention layers"
+    elif mask is not None:
+        what = "the model passes an attention mask of its own"
+    elif query.shape[0] != 1 or query.shape[2] != plan.size:
+        what = f"attention got {tuple(query.shape)} for {plan.size} slots in one row"
+    elif options.get("dropout"):
+        what = "attention dropout is not reproducible over shared prefixes"
+    else:
+        unknown = [name for name in ("softcap", "s_aux", "position_bias", "head_mask") if options.get(name) is not None]
+        what = f"attention needs {', '.join(unknown)}" if unknown else ""
+    if what:
+        raise TrainError("TM960", where="attention", what=what, fix="use a model with plain or sliding-window attention")
+    assert isinstance(plan, Plan)
+    return plan, options.get("scaling"), options.get("sliding_window")
+
+
+ATTENTION = Table("attention", segments=segments, dense=dense, flex=flex)
+
+
+def install(name: str) -> str:
+    """Register attention `name` with transformers and return the name to give `attn_implementation`. Idempotent."""
+    from transformers import AttentionInterface
+
+    registered = f"tracemask_{name}"
+    AttentionInterface.register(registered, ATTENTION[name])
+    return registered
+
+
+def check_flex(device: torch.device) -> None:
+    """Refuse flex_attention unless forward and backward agree with `segments` on this device (TM960)."""
+    import numpy as np
+
+    from tracemask.train.tree import lay_out
+
+    if device.type != "cuda":
+        raise TrainError(
+            "TM960", where="attention", what="flex attention has no backward on a CPU", fix="--attention segments"
+        )
+    rows = [np.asarray([*range(200), tail, *range(tail)]) for tail in (40, 90, 140)]
+    plan = plan_of(lay_out(rows), device=device)
+    results = []
+    for attend in (segments, flex):
+        torch_generator = torch.Generator(device=device).manual_seed(0)
+        parts = [
+            torch.randn(1, 2, plan.size, 64, generator=torch_generator, device=device).requires_grad_()
+            for _ in range(3)
+        ]
+        out, _ = attend(torch.nn.Identity(), *parts, None, plan=plan)
+        results.append([out, *torch.autograd.grad(out.square().sum(), parts)])
+    worst = max(float((one - two).abs().max() / one.abs().max()) for one, two in zip(*results, strict=True))
+    if not worst < 1e-2:
+        raise TrainError(
+            "TM960",
+            where="attention",
+            what=f"flex attention differs from segments by {worst:.1e} (relative) on {torch.cuda.get_device_name(device)}",
+            fix="--attention segments",
+        )
