@@ -12,7 +12,7 @@ CACHE = Path(__file__).resolve().parent.parent / "fixtures" / ".cache"
 
 
 def cached(name: str) -> Path:
-    """The folder `name` of the fetched cache. Without it: a failure where CI is set, else a skip that says what to run."""
+    """The folder `name` of the fetched cache. Missing: a failure where CI is set, else a skip."""
     folder = CACHE / name
     if (folder / "receipt.json").is_file():
         return folder
