@@ -1,0 +1,122 @@
+"""Checkpoints that survive a kill at any point and any number of ranks, and the safetensors export. Knows no data.
+
+A checkpoint is written beside its final name and renamed when complete, so a folder `step-N` is always whole.
+torch.distributed.checkpoint holds model and optimizer under names free of any wrapper, so that it loads into one
+process, DDP or FSDP2 alike.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from tracemask.core.errors import TrainError
+from tracemask.train.distributed import World
+
+STATE = "state.json"
+_NAME = re.compile(r"step-(\d{8})$")
+
+
+def complete(folder: Path) -> list[tuple[int, Path]]:
+    """(step, path) of the whole checkpoints in `folder`, oldest first."""
+    if not folder.is_dir():
+        return []
+    named = [(match, path) for path in folder.iterdir() if (match := _NAME.match(path.name))]
+    return sorted((int(match[1]), path) for match, path in named)
+
+
+def save(
+    folder: Path, *, step: int, module: nn.Module, optimizer: torch.optim.Optimizer, state: dict[str, Any], world: World,
+    keep: int,
+) -> Path:
+    """Write `step-N` (model, optimizer, `state`, each rank's random state); keep the newest `keep`. Collective."""
+    import torch.distributed.checkpoint as dcp
+    from torch.distributed.checkpoint.state_dict import get_state_dict
+
+    final = folder / f"step-{step:08d}"
+    temporary = folder / f".step-{step:08d}.tmp"
+    if world.first:
+        shutil.rmtree(temporary, ignore_errors=True)
+        temporary.mkdir(parents=True)
+    world.wait()
+    weights, moments = get_state_dict(module, optimizer)
+    dcp.save({"model": weights, "optimizer": moments}, checkpoint_id=temporary, no_dist=world.size == 1)
+    torch.save(torch.get_rng_state(), temporary / f"random-{world.rank}.pt")
+    world.wait()
+    if world.first:
+        (temporary / STATE).write_text(json.dumps(state, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+        _sync(temporary)
+        shutil.rmtree(final, ignore_errors=True)
+        os.replace(temporary, final)
+        _sync(folder)
+        for _, old in complete(folder)[:-keep]:
+            shutil.rmtree(old)
+    world.wait()
+    return final
+
+
+def _sync(folder: Path) -> None:
+    """Flush a folder's files and its own entry to disk."""
+    for path in [*(one for one in folder.iterdir() if one.is_file()), folder]:
+        handle = os.open(path, os.O_RDONLY)
+        os.fsync(handle)
+        os.close(handle)
+
+
+def state_of(path: Path) -> dict[str, Any]:
+    """The run's own state as saved. Raises TM961 where it is missing or not JSON."""
+    try:
+        return json.loads((path / STATE).read_text(encoding="utf-8"))
+    except (OSError, json.JSONDecodeError) as error:
+        raise _broken(path, str(error)) from error
+
+
+def load(path: Path, *, module: nn.Module, optimizer: torch.optim.Optimizer, world: World) -> None:
+    """Fill model, optimizer and this rank's random state from `path`, saved by any number of ranks. Collective."""
+    import torch.distributed.checkpoint as dcp
+    from torch.distributed.checkpoint.api import CheckpointException
+    from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+
+    weights, moments = get_state_dict(module, optimizer)
+    state = {"model": weights, "optimizer": moments}
+    try:
+        dcp.load(state, checkpoint_id=path, no_dist=world.size == 1)
+    except (CheckpointException, OSError, RuntimeError, ValueError) as error:
+        raise _broken(path, (str(error).strip().splitlines() or [type(error).__name__])[-1]) from error
+    set_state_dict(module, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
+    own = path / f"random-{world.rank}.pt"
+    if own.is_file():
+        torch.set_rng_state(torch.load(own, weights_only=True))
+
+
+def _broken(path: Path, why: str) -> TrainError:
+    return TrainError(
+        "TM961", where=str(path), what=f"the checkpoint does not load: {why}", fix="remove it, or train with --resume never"
+    )
+
+
+def export(folder: Path, *, module: nn.Module, model: Any, prefix: str, world: World) -> None:
+    """Write `model` as safetensors that transformers loads; tied weights once. Collective: FSDP shards are gathered.
+
+    prefix: the name of `model` inside `module`. A peft model exports its adapters.
+    """
+    from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+
+    options = StateDictOptions(full_state_dict=True, cpu_offload=True)
+    weights = get_model_state_dict(module, options=options)
+    if world.first:
+        own = {name.removeprefix(prefix): value for name, value in weights.items() if name.startswith(prefix)}
+        if getattr(model.config, "tie_word_embeddings", False):
+            own = {name: value for name, value in own.items() if not name.endswith("lm_head.weight")}
+        implementation = model.config._attn_implementation
+        model.config._attn_implementation = "sdpa"
+        model.save_pretrained(folder, state_dict=own)
+        model.config._attn_implementation = implementation
+    world.wait()
