@@ -16,6 +16,7 @@ OPERATIONAL = {
     "TM913": "ambiguous-format",
     "TM914": "unsupported-version",
     "TM915": "too-many-skipped",
+    "TM916": "surrogate-replaced",
     # 920–929 render
     "TM920": "template-error",
     "TM921": "template-unsupported",
@@ -26,6 +27,9 @@ OPERATIONAL = {
     "TM930": "locked",
     "TM931": "not-a-dataset",
     "TM932": "write-failed",
+    "TM933": "other-dataset-there",
+    "TM934": "worker-died",
+    "TM935": "stale-state",
     # 940–949 recipe
     "TM940": "invalid-recipe",
     # 950–959 loss

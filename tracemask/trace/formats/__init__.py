@@ -1,0 +1,87 @@
+"""The table of log formats: one file and one line each. A format turns records into traces; it opens no input itself."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+from tracemask.core.finding import Finding
+from tracemask.core.registry import Table
+from tracemask.core.vocab import Fidelity
+from tracemask.trace.inputs import InputFile, Layout
+from tracemask.trace.model import Trace
+
+
+class UnitKind(str, Enum):
+    """What one trace-bearing unit of a format is."""
+
+    RECORD = "record"  # a line, a row, a list element
+    FILE = "file"  # the whole file: a session, a results document, an archive
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """What sniffing sees: the layout and the first decoded records (archives: their member names)."""
+
+    rel: str
+    layout: Layout
+    records: list[Any]
+    members: tuple[str, ...] = ()
+
+    def dicts(self) -> list[dict[str, Any]]:
+        """The records that are objects."""
+        return [record for record in self.records if isinstance(record, dict)]
+
+
+@dataclass(slots=True)
+class Context:
+    """What an importer may know and report beside the traces: its file, findings, counts of what it dropped on purpose."""
+
+    file: InputFile
+    line: int = 1
+    findings: list[Finding] = field(default_factory=list)
+    notes: Counter[str] = field(default_factory=Counter)
+
+    def where(self, line: int | None = None) -> str:
+        """file:line for errors."""
+        return f"{self.file.rel}:{self.line if line is None else line}"
+
+    def default_id(self) -> str:
+        """The id of a trace whose source has none: its place below the input root."""
+        return f"{self.file.rel}:{self.line}"
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One line of a FILE unit: its 1-based number and value."""
+
+    number: int
+    value: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """One log format.
+
+    sniff(head): the reason why the file is of this format, or None. read(value, context): the traces of one unit;
+    value is the record (RECORD), the list of Lines (FILE with line layout), the document, or the path (archive, folder).
+    fidelity: the best that its logs can hold. known: keys in `extra` that are no news and are not counted as unknown.
+    """
+
+    name: str
+    title: str
+    unit: UnitKind
+    fidelity: Fidelity
+    sniff: Callable[[Head], str | None]
+    read: Callable[[Any, Context], Iterable[Trace]]
+    known: frozenset[str] = frozenset()
+
+
+FORMATS: Table[Format] = Table(
+    "format",
+    tracemask="tracemask.trace.formats.own:FORMAT",
+    openai="tracemask.trace.formats.openai:FORMAT",
+)

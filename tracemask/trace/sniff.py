@@ -1,0 +1,85 @@
+"""Which format a file is in, with the reason; refuses when none or two fit. Knows formats only by their table."""
+
+from __future__ import annotations
+
+import zipfile
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from tracemask.core.errors import TraceError, TracemaskError, UsageError
+from tracemask.trace.formats import FORMATS, Head
+from tracemask.trace.inputs import InputFile, Layout, records
+
+_LOOK_AT = 8
+
+
+def identify(files: list[InputFile]) -> list[InputFile]:
+    """The files with their sniffed format. Raises TraceError TM912 (none fits), TM913 (two fit, or files differ)."""
+    known: list[InputFile] = []
+    reasons: list[TraceError] = []
+    for file in files:
+        try:
+            known.append(sniff(file))
+        except TraceError as error:
+            if error.code == "TM913" or len(files) == 1:
+                raise
+            reasons.append(error)
+    if not known:
+        raise reasons[0]
+    names = sorted({file.format for file in known})
+    if len(names) > 1:
+        first = {file.format: file.rel for file in reversed(known)}
+        shown = ", ".join(f"{first[name]} is {name}" for name in names)
+        raise TraceError("TM913", what=f"the files are of {len(names)} formats: {shown}", fix="pass --format")
+    return known
+
+
+def sniff(file: InputFile) -> InputFile:
+    """The file with its format and why. Raises TraceError TM912, TM913."""
+    head = _head(file)
+    fits: dict[str, str] = {}
+    for name in FORMATS:
+        reason = FORMATS[name].sniff(head)
+        if reason is not None:
+            fits[name] = reason
+    if len(fits) > 1:
+        shown = "; ".join(f"{name}: {reason}" for name, reason in fits.items())
+        raise TraceError("TM913", where=file.rel, what=f"two formats fit ({shown})", fix="pass --format")
+    if not fits:
+        raise TraceError("TM912", where=file.rel, what=f"no known format fits: {_seen(head)}",
+                         fix=f"pass --format; known: {', '.join(FORMATS)}")  # fmt: skip
+    name, reason = next(iter(fits.items()))
+    return replace(file, format=name, why=reason)
+
+
+def _head(file: InputFile) -> Head:
+    if file.layout is Layout.ARCHIVE:
+        try:
+            with zipfile.ZipFile(file.path) as archive:
+                return Head(file.rel, file.layout, [], tuple(archive.namelist()))
+        except (zipfile.BadZipFile, OSError) as error:
+            raise TraceError("TM912", where=file.rel, what=f"not a zip: {error}") from None
+    if file.layout is Layout.FOLDER:
+        names = sorted(path.name for path in Path(file.path).iterdir() if path.suffix == ".json")
+        return Head(file.rel, file.layout, [], tuple(names))
+    first: list[Any] = []
+    broken: TracemaskError | None = None
+    for record in islice(records(file), _LOOK_AT):
+        if record.error is None:
+            first.append(record.value)
+        else:
+            broken = broken or record.error
+    if not first and broken is not None:
+        raise broken if isinstance(broken, TraceError) else TraceError("TM912", where=file.rel, what=broken.what)
+    if not first:
+        raise UsageError("TM904", where=file.rel, what="the file is empty")
+    return Head(file.rel, file.layout, first)
+
+
+def _seen(head: Head) -> str:
+    if head.members:
+        return f"members {', '.join(head.members[:4])}"
+    rows = head.dicts()
+    return f"the first record has the keys {', '.join(list(rows[0])[:12])}" if rows else "records are no objects"
