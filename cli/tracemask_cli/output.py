@@ -20,7 +20,9 @@ _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u20
 
 def neutral(text: str) -> str:
     """`text` with control characters and bidirectional marks spelled out, so that no input can drive the terminal."""
-    return _CONTROL.sub(lambda match: f"\\x{ord(match[0]):02x}" if ord(match[0]) < 256 else f"\\u{ord(match[0]):04x}", text)
+    return _CONTROL.sub(
+        lambda match: f"\\x{ord(match[0]):02x}" if ord(match[0]) < 256 else f"\\u{ord(match[0]):04x}", text
+    )
 
 
 @cache
@@ -57,7 +59,14 @@ def print_json(value: Any) -> None:
 @contextmanager
 def progress(description: str, *, total: int | None = None, unit: str = "") -> Iterator[Any]:
     """A progress bar on stderr; yields `advance(n=1, total=None)`. Silent when stderr is not a terminal."""
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
 
     columns = (
         TextColumn("{task.description}"),

@@ -152,8 +152,8 @@ def _run_lines(row: Row, run: Run, speller: Speller, view: View, margin: int) ->
         for finding in marks:
             token = finding.place.token
             if token is not None and run.start + start <= token < run.start + end:
-                note = f"{blank}^│token {token} (id {int(ids[token - run.start])}): {finding.code} {visible_message(finding)}"
-                yield Text(note, style="bold red")
+                what = f"{finding.code} {visible_message(finding)}"
+                yield Text(f"{blank}^│token {token} (id {int(ids[token - run.start])}): {what}", style="bold red")
 
 
 def visible_message(finding: Finding) -> str:

@@ -1,4 +1,4 @@
-"""Tokens as visible, harmless text: whitespace shown, control characters and bidi marks spelled out. Knows no author."""
+"""Tokens as visible, harmless text: blanks shown, control characters and bidi marks spelled out. Knows no author."""
 
 from __future__ import annotations
 

@@ -1,0 +1,90 @@
+"""What the auditing verbs share: open a dataset with its tokenizer, find a row, lay a recipe's weights."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import numpy as np
+    from tracemask.render.tokenizer import Tokenizer
+
+    from tracemask.store.reader import Dataset
+    from tracemask.store.row import Row
+
+
+def columns_option(text: str | None) -> dict[str, str] | None:
+    """`ids=input_ids,mask=loss_mask` as a dict. Raises UsageError TM900."""
+    from tracemask.core.errors import UsageError
+
+    if not text:
+        return None
+    pairs = [pair.split("=", 1) for pair in text.split(",")]
+    if any(len(pair) != 2 or not all(pair) for pair in pairs):
+        raise UsageError(
+            "TM900", where="--columns", what=f"{text!r} is no list of name=column", fix="ids=input_ids,mask=m"
+        )
+    return {pair[0]: pair[1] for pair in pairs}
+
+
+def open_with_tokenizer(
+    path: str, *, tokenizer: str | None, columns: str | None = None
+) -> tuple[Dataset, Tokenizer | None]:
+    """The dataset, and its tokenizer if one was given. A tokenizer that did not write the shards is refused (TM506)."""
+    from tracemask.core.errors import UsageError
+    from tracemask.store.reader import open_dataset
+
+    if "://" not in path and not Path(path).exists():
+        raise UsageError(
+            "TM901", where=path, what="no such file or folder", fix="name a folder of shards or a dataset file"
+        )
+    dataset = open_dataset(path, columns=columns_option(columns))
+    if tokenizer is None:
+        return dataset, None
+    from tracemask.render.tokenizer import Tokenizer
+
+    loaded = Tokenizer.load(tokenizer)
+    written: Any = dataset.metadata.get("tokenizer_sha256") if dataset.metadata else None
+    if written and written != loaded.sha256:
+        raise UsageError(
+            "TM506",
+            where=path,
+            what=f"the shards were written with tokenizer {written[:12]}, {tokenizer} is {loaded.sha256[:12]}",
+            fix="pass the tokenizer that converted them",
+        )
+    return dataset, loaded
+
+
+def row_index(dataset: Dataset, text: str) -> int:
+    """A row number, or the row whose id (or trace id) is `text`. Raises UsageError TM900."""
+    from tracemask.core.errors import UsageError
+
+    if text.lstrip("-").isdigit():
+        index = int(text)
+        index = index + len(dataset) if index < 0 else index
+        if 0 <= index < len(dataset):
+            return index
+        raise UsageError("TM900", where=f"row {text}", what=f"the dataset has {len(dataset)} rows", fix="count from 0")
+    scalars = dataset.scalars(["id", "trace_id"])
+    for name in ("id", "trace_id"):
+        if text in scalars.get(name, []):
+            return scalars[name].index(text)
+    raise UsageError("TM900", where=f"row {text}", what="no row has this id or trace id", fix="see `tracemask stats`")
+
+
+def weigher(recipe: str | None, dataset: Dataset) -> Callable[[Row], dict[str, np.ndarray]]:
+    """Row to weight streams: those of a recipe over the whole dataset, or (None) those that the rows store."""
+    from tracemask.report.lanes import stored_weights
+
+    if recipe is None:
+        return stored_weights
+    from tracemask.recipe.advantage import compute
+    from tracemask.recipe.weights import lay
+
+    from tracemask.recipe import Recipe
+
+    loaded = Recipe.load(recipe)
+    advantages = compute(loaded, dataset.scalars())
+    return lambda row: lay(loaded, row, float(advantages.values[row.index]))

@@ -1,0 +1,58 @@
+"""`tracemask report`: one offline HTML page that audits a dataset."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+
+def command(
+    dataset: Annotated[str, typer.Argument(help="Folder of shards, or another tool's dataset.")],
+    out: Annotated[str, typer.Option("--out", "-o", help="HTML file to write.")] = "report.html",
+    tokenizer: Annotated[str | None, typer.Option("--tokenizer", "-t", help="Folder or tokenizer.json.")] = None,
+    rows: Annotated[int, typer.Option(help="Rows to show in full; all are counted.", min=0)] = 50,
+    recipe: Annotated[str | None, typer.Option(help="Weights of this recipe instead of the stored ones.")] = None,
+    check: Annotated[bool, typer.Option(help="Run the lint rules and link their findings.")] = True,
+    columns: Annotated[str | None, typer.Option(help="Column names of a foreign dataset: ids=…,mask=….")] = None,
+    title: Annotated[str | None, typer.Option(help="Title; default the dataset's name.")] = None,
+) -> None:
+    """Write a self-contained HTML page: tokens by author, weights under each normalizer, findings. Works offline."""
+    from pathlib import Path
+
+    from tracemask.report.scales import scales
+
+    from tracemask.report.html import page
+    from tracemask.report.page import Page
+    from tracemask_cli.dataset import open_with_tokenizer, weigher
+    from tracemask_cli.output import console, progress
+
+    data, loaded = open_with_tokenizer(dataset, tokenizer=tokenizer, columns=columns)
+    weigh = weigher(recipe, data)
+    findings, names = [], {}
+    if check:
+        from tracemask.check.runner import check_dataset
+
+        report = check_dataset(data, tokenizer=loaded)
+        findings, names = report.findings, {code: rule.name for code, rule in report.rules.items()}
+    view = Page(
+        title=title or Path(dataset).name,
+        tokenizer=loaded,
+        weigh=weigh,
+        scales=scales(data, weigh),
+        findings=findings,
+        checked=check,
+        rule_names=names,
+        most_rows=rows,
+    )
+    with progress("report", total=len(data), unit="rows") as advance:
+
+        def counted():
+            for row in data:
+                yield row
+                advance()
+
+        facts = [f"{len(data)} rows", f"recipe {recipe}" if recipe else "weights as stored"]
+        html = page(view.data(counted(), facts=facts))
+    Path(out).write_text(html, encoding="utf-8")
+    console().print(f"{out}: {len(html.encode()):,} bytes, {len(data)} rows, {len(findings)} findings")
