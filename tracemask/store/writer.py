@@ -1,0 +1,203 @@
+"""Writes rows into one shard and commits it: temporary file, fsync, sha256, rename, receipt. Knows no template."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tracemask.core.errors import StoreError
+from tracemask.store.counts import Counts
+from tracemask.store.folder import Folder, Sink, open_folder, put
+from tracemask.store.manifest import Receipt, Skip, receipt_name, seal
+from tracemask.store.row import Row
+from tracemask.store.rows import check_lengths
+from tracemask.store.schema import SCALAR_ALIASES, TOKEN_COLUMNS, Profile, cast, is_token_field, shard_schema
+from tracemask.store.spans import to_spans
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+BATCH_TOKENS = 1 << 22  # tokens of a record batch (fast profile)
+_ALWAYS = frozenset({*TOKEN_COLUMNS, "temperature", "policy_version"})  # in every schema
+
+
+class ShardWriter:
+    """One shard: `add` rows, then `commit`. Nothing is visible before; leaving the context without it removes all.
+
+    name: file name ending in .arrow. metadata: `schema.make_metadata(...)`. plan, span: what the receipt states.
+    Rows are held until `commit`: a shard is the unit of memory. extra: per-token columns (name → numpy dtype) and
+    scalars: scalar columns (name → Arrow type) that the shard has even where no row holds them.
+    """
+
+    def __init__(
+        self,
+        folder: Folder | str,
+        name: str,
+        *,
+        metadata: dict[str, Any],
+        plan: str = "",
+        span: tuple[int, int] = (0, 0),
+        extra: Mapping[str, str | np.dtype[Any]] | None = None,
+        scalars: Mapping[str, pa.DataType] | None = None,
+    ) -> None:
+        self._folder = open_folder(folder) if isinstance(folder, str) else folder
+        self._name, self._plan, self.span = name, plan, span
+        self._metadata = metadata
+        self._compact = metadata.get("profile") == Profile.COMPACT
+        self._extra = {key: np.dtype(kind) for key, kind in (extra or {}).items()}
+        self._more_scalars = dict(scalars or {})
+        self._rows: list[Row] = []
+        self._sink: Sink | None = None
+        self.counts = Counts()
+        self.last_trace: str | None = None
+
+    def __enter__(self) -> ShardWriter:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.abort()
+
+    def add(self, row: Row) -> None:
+        """Takes `row`. StoreError TM101 on unequal lengths, TM501 on a missing column or a value that does not fit."""
+        where = str(row.scalars.get("id") or f"row {self.counts.rows}")
+        missing = [name for name in TOKEN_COLUMNS if name not in row.columns]
+        if missing:
+            what = f"row lacks {', '.join(missing)}"
+            raise StoreError("TM501", where=where, what=what, fix="give every fixed column")
+        columns = {name: cast(name, values, where=where) for name, values in row.columns.items()}
+        check_lengths(columns, where=where)
+        self._rows.append(Row(self.counts.rows, columns, row.scalars))
+        self.counts.add_row(self._rows[-1])
+        trace = row.scalars.get("trace_id")
+        if trace is None or trace != self.last_trace:
+            self.counts.traces += 1
+        self.last_trace = trace
+
+    def commit(self, *, skipped: Sequence[Skip] = (), unknown_fields: Mapping[str, int] | None = None) -> Receipt:
+        """Closes the shard, makes it visible under its name, then writes its receipt; returns the receipt."""
+        self._sink = self._folder.sink(self._name)
+        self._write()
+        size, sha256 = self._sink.commit()
+        self._sink = None
+        receipt = Receipt(
+            name=self._name,
+            bytes=size,
+            sha256=sha256,
+            plan=self._plan,
+            range=self.span,
+            counts=self.counts,
+            skipped=list(skipped),
+            unknown_fields=dict(sorted((unknown_fields or {}).items())),
+        )
+        put(self._folder, receipt_name(self._name), seal(receipt))
+        return receipt
+
+    def abort(self) -> None:
+        """Forgets the rows and removes the temporary file; harmless after `commit`."""
+        if self._sink is not None:
+            self._sink.abort()
+            self._sink = None
+        self._rows = []
+
+    def _schema(self) -> pa.Schema:
+        extra = dict(self._extra)
+        for row in self._rows:
+            for name, values in row.columns.items():
+                if name not in _ALWAYS:
+                    extra[name] = np.result_type(extra.get(name, values.dtype), values.dtype)
+        return shard_schema(extra, self._metadata, scalars=self._more_scalars)
+
+    def _write(self) -> None:
+        import pyarrow as pa
+
+        assert self._sink is not None
+        schema = self._schema()
+        options = pa.ipc.IpcWriteOptions(compression="lz4" if self._compact else None, use_threads=False)
+        with pa.ipc.new_file(pa.PythonFile(_Writable(self._sink), mode="w"), schema, options=options) as stream:
+            for rows in _batches(self._rows, limit=0 if self._compact else BATCH_TOKENS):
+                stream.write_batch(_batch(schema, rows))
+
+
+def _batches(rows: list[Row], *, limit: int) -> Iterator[list[Row]]:
+    """Runs of rows that become one record batch each: closed when they hold `limit` tokens."""
+    batch: list[Row] = []
+    held = 0
+    for row in rows:
+        batch.append(row)
+        held += len(row)
+        if held >= limit:
+            yield batch
+            batch, held = [], 0
+    if batch:
+        yield batch
+
+
+class _Writable:
+    """What pyarrow needs of a Python file to write into a sink."""
+
+    closed = False
+
+    def __init__(self, sink: Sink) -> None:
+        self._sink = sink
+
+    def write(self, data: Any) -> int:
+        return self._sink.write(data)
+
+    def flush(self) -> None:
+        """The sink syncs at commit."""
+
+    def close(self) -> None:
+        """The sink closes at commit."""
+
+    def writable(self) -> bool:
+        return True
+
+
+def _batch(schema: pa.Schema, rows: list[Row]) -> pa.RecordBatch:
+    import pyarrow as pa
+
+    arrays = []
+    for field in schema:
+        build = _token_array if is_token_field(field) else _scalar_array
+        arrays.append(build(field, rows))
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def _scalar_array(field: pa.Field, rows: list[Row]) -> pa.Array:
+    import pyarrow as pa
+
+    name = SCALAR_ALIASES.get(str(field.name), str(field.name))
+    if name == "policy_version":
+        values: list[Any] = [to_spans(row.columns[name]) if name in row.columns else None for row in rows]
+    else:
+        values = [row.scalars.get(name) for row in rows]
+    if name == "rewards":
+        values = [None if v is None else [{"name": key, **reward} for key, reward in sorted(v.items())] for v in values]
+    try:
+        return pa.array(values, type=field.type)
+    except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError, UnicodeEncodeError) as error:
+        where = f"{rows[0].scalars.get('id')}…{rows[-1].scalars.get('id')}"
+        what = f"scalar {name!r}: {error}"
+        raise StoreError("TM501", where=where, what=what, fix="check the value's type") from error
+
+
+def _token_array(field: pa.Field, rows: list[Row]) -> pa.Array:
+    """One large list a row; a row without the column becomes null."""
+    import pyarrow as pa
+
+    name = str(field.name)
+    parts = [row.columns.get(name) for row in rows]
+    lengths = np.fromiter((0 if part is None else len(part) for part in parts), dtype=np.int64, count=len(parts))
+    offsets = np.zeros(len(parts) + 1, dtype=np.int64)
+    np.cumsum(lengths, out=offsets[1:])
+    present = [part for part in parts if part is not None]
+    kind = field.type.value_type.to_pandas_dtype()
+    flat = present[0] if len(present) == 1 else np.concatenate(present) if present else np.zeros(0, dtype=kind)
+    values = pa.array(flat, type=field.type.value_type, from_pandas=False)
+    mask = None
+    if len(present) != len(parts):
+        mask = pa.array(np.fromiter((part is None for part in parts), dtype=bool, count=len(parts)))
+    return pa.LargeListArray.from_arrays(pa.array(offsets), values, type=field.type, mask=mask)
