@@ -1,0 +1,30 @@
+"""The reference backend: the `tokenizers` package. Every other backend must give the same ids as this one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tracemask.core.errors import RenderError
+
+
+class Tokenizers:
+    """encode_batch_fast on a tokenizer.json; `offsets` where character positions cannot be derived from bytes."""
+
+    name = "tokenizers"
+
+    def __init__(self, source: bytes) -> None:
+        from tokenizers import Tokenizer
+
+        try:
+            self._tokenizer = Tokenizer.from_buffer(source)
+        except Exception as error:  # the package raises a bare Exception for a bad file
+            raise RenderError("TM923", what=f"tokenizer.json is not readable: {error}") from None
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        """Ids of each text."""
+        return [item.ids for item in self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)]
+
+    def offsets(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
+        """Ids of `text` and the half-open character range of each."""
+        encoding = self._tokenizer.encode(text, add_special_tokens=False)
+        return encoding.ids, encoding.offsets
