@@ -8,6 +8,8 @@ from typing import Protocol
 
 import numpy as np
 
+from tracemask.core.errors import RenderError
+
 NEWLINE = "⏎"
 _VISIBLE = {" ": "·", "\t": "→", "\n": NEWLINE, "\r": "␍", "\x7f": "␡"}
 _VISIBLE |= {chr(code): chr(0x2400 + code) for code in range(32) if chr(code) not in _VISIBLE}
@@ -81,7 +83,7 @@ class Speller:
             assert self._tokenizer is not None
             try:
                 data = self._tokenizer.id_bytes(token_id)
-            except (KeyError, IndexError):
+            except (KeyError, IndexError, RenderError):
                 data = b""
                 self._added[token_id] = f"⟦?{token_id}⟧"
             self._bytes[token_id] = data

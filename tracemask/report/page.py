@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from tracemask.core.errors import RenderError
 from tracemask.core.finding import Finding
 from tracemask.core.vocab import AUTHOR_LETTER, Author, Part, Role
 from tracemask.report.glyphs import Speller, TokenTable, visible
@@ -151,7 +152,7 @@ class Page:
             if self.tokenizer is not None and token_id not in self.tokenizer.added:
                 try:
                     data = self.tokenizer.id_bytes(token_id).hex(" ")
-                except (KeyError, IndexError):
+                except (KeyError, IndexError, RenderError):
                     data = "unknown to this tokenizer"
             out.append([token_id, alone(token_id), data])
         return out
