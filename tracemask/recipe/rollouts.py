@@ -1,0 +1,142 @@
+"""Rows into rollouts and groups, from scalar columns of a whole dataset. Knows no token and no estimator."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from tracemask.core.errors import RecipeError
+from tracemask.recipe.model import Recipe
+
+Scalars = dict[str, Sequence[Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Rollouts:
+    """R rollouts over N rows, in order of first appearance.
+
+    of_row int64[N], group int64[R] (dense, in order of first appearance), reward float64[R] (NaN: missing),
+    truncated and trainable bool[R], quantities: n_sampled, n_tokens, n_turns summed over rows, float64[R], where the
+    columns exist; labels: trace ids; agents; ungrouped: rollouts without a group of their own.
+    """
+
+    of_row: np.ndarray
+    group: np.ndarray
+    reward: np.ndarray
+    truncated: np.ndarray
+    trainable: np.ndarray
+    quantities: dict[str, np.ndarray]
+    labels: list[str]
+    agents: list[str]
+    n_groups: int
+    ungrouped: int
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+
+def as_number(value: Any) -> float:
+    """None and NaN are missing (NaN); booleans are 0 and 1."""
+    return float("nan") if value is None else float(value)
+
+
+def gather(recipe: Recipe, scalars: Scalars, *, reward: str | None = None) -> Rollouts:
+    """Rollouts of a dataset. `reward` names the scalar column, default the recipe's.
+
+    Raises RecipeError TM940 where rows of one trace disagree on the reward or a named column does not exist.
+    """
+    n = len(next(iter(scalars.values()))) if scalars else 0
+    of_row, first = _rollout_of_row(recipe, scalars, n)
+    column = reward or recipe.reward.column
+    rewards = _rewards(scalars.get(column), of_row, len(first), column, scalars)
+    group, n_groups, ungrouped = _groups(recipe, scalars, first)
+    return Rollouts(
+        of_row=of_row,
+        group=group,
+        reward=rewards,
+        truncated=_any(scalars.get("truncated"), of_row, len(first)),
+        trainable=~_any([value is False for value in scalars.get("trainable", ())], of_row, len(first)),
+        quantities={name: _sums(scalars[name], of_row, len(first)) for name in QUANTITIES if name in scalars},
+        labels=[_label(scalars, row) for row in first],
+        agents=[str(_at(scalars.get(recipe.advantage.agent), row, "policy")) for row in first],
+        n_groups=n_groups,
+        ungrouped=ungrouped,
+    )
+
+
+QUANTITIES = ("n_sampled", "n_tokens", "n_turns")
+
+
+def _label(scalars: Scalars, row: int) -> str:
+    return str(_at(scalars.get("trace_id"), row, f"row {row}"))
+
+
+def _at(column: Sequence[Any] | None, row: int, default: Any) -> Any:
+    value = None if column is None else column[row]
+    return default if value is None else value
+
+
+def _rollout_of_row(recipe: Recipe, scalars: Scalars, n: int) -> tuple[np.ndarray, list[int]]:
+    of_row = np.arange(n, dtype=np.int64)
+    ids = scalars.get("trace_id")
+    if recipe.group.rollout == "row" or ids is None:
+        return of_row, list(range(n))
+    index: dict[Any, int] = {}
+    first: list[int] = []
+    for row, key in enumerate(ids):
+        key = ("", row) if key is None else key
+        if key not in index:
+            index[key] = len(first)
+            first.append(row)
+        of_row[row] = index[key]
+    return of_row, first
+
+
+def _rewards(column: Sequence[Any] | None, of_row: np.ndarray, n: int, name: str, scalars: Scalars) -> np.ndarray:
+    out = np.full(n, np.nan)
+    for row, value in enumerate(column if column is not None else ()):
+        number, rollout = as_number(value), of_row[row]
+        if np.isinf(number):
+            raise RecipeError("TM603", where=_label(scalars, row), what=f"{name} is {number}", fix="repair the reward")
+        if np.isnan(number) or number == out[rollout]:
+            continue
+        if not np.isnan(out[rollout]):
+            raise RecipeError(
+                "TM940",
+                where=_label(scalars, row),
+                what=f"rows of one trace carry different {name}s ({out[rollout]} and {number})",
+                fix='set [group] rollout = "row" if every row is a rollout of its own',
+            )
+        out[rollout] = number
+    return out
+
+
+def _groups(recipe: Recipe, scalars: Scalars, first: list[int]) -> tuple[np.ndarray, int, int]:
+    by = recipe.group.by
+    if by is not None and by not in scalars:
+        known = ", ".join(scalars)
+        raise RecipeError("TM940", where="group.by", what=f"the dataset has no scalar {by!r}", fix=f"it has {known}")
+    columns = [scalars.get(name) for name in ((by,) if by else ("group_id", "task_id"))]
+    index: dict[Any, int] = {}
+    group = np.empty(len(first), dtype=np.int64)
+    alone = 0
+    for rollout, row in enumerate(first):
+        keys = [(k, column[row]) for k, column in enumerate(columns) if column is not None and column[row] is not None]
+        alone += not keys
+        group[rollout] = index.setdefault(keys[0] if keys else ("alone", rollout), len(index))
+    return group, len(index), alone
+
+
+def _any(column: Sequence[Any] | None, of_row: np.ndarray, n: int) -> np.ndarray:
+    out = np.zeros(n, dtype=bool)
+    if column is not None and len(column):
+        np.logical_or.at(out, of_row, np.fromiter((bool(value) for value in column), dtype=bool, count=len(of_row)))
+    return out
+
+
+def _sums(column: Sequence[Any], of_row: np.ndarray, n: int) -> np.ndarray:
+    values = np.fromiter((0 if value is None else value for value in column), dtype=np.float64, count=len(of_row))
+    return np.bincount(of_row, weights=values, minlength=n)
