@@ -1,0 +1,33 @@
+"""The loss engine: components with their own denominators over selected targets. Imports torch when a name is used."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tracemask.loss.batch import Batch
+    from tracemask.loss.engine import from_hidden
+    from tracemask.loss.lm_head.reference import head_logprobs
+    from tracemask.loss.logprobs import from_logprobs
+    from tracemask.loss.output import LossOutput
+    from tracemask.loss.terms import TermInputs, TermResult, term
+
+_HOME = {
+    "Batch": "tracemask.loss.batch",
+    "LossOutput": "tracemask.loss.output",
+    "TermInputs": "tracemask.loss.terms",
+    "TermResult": "tracemask.loss.terms",
+    "from_hidden": "tracemask.loss.engine",
+    "from_logprobs": "tracemask.loss.logprobs",
+    "head_logprobs": "tracemask.loss.lm_head.reference",
+    "term": "tracemask.loss.terms",
+}
+
+__all__ = ["Batch", "LossOutput", "TermInputs", "TermResult", "from_hidden", "from_logprobs", "head_logprobs", "term"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'tracemask.loss' has no attribute {name!r}")
+    return getattr(import_module(_HOME[name]), name)

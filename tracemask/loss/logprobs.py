@@ -1,0 +1,184 @@
+"""The loss from log-probs that someone else computed: for people with their own trainer. Knows no hidden state.
+
+Denominators are counted here from the masks, for the whole step or, with `reduce`, over ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tracemask.core.errors import LossError
+from tracemask.core.finding import Finding
+from tracemask.loss.batch import Targets
+from tracemask.loss.components import Component, components_of
+from tracemask.loss.engine import Objective
+from tracemask.loss.output import LossOutput
+from tracemask.loss.surrogate import Surrogate
+
+Reduce = Callable[[np.ndarray], np.ndarray]
+
+
+def from_logprobs(
+    recipe: Any,
+    logprobs: Tensor,
+    *,
+    mask: Tensor | None = None,
+    old: Tensor | None = None,
+    sampler: Tensor | None = None,
+    ref: Tensor | None = None,
+    entropy: Tensor | None = None,
+    advantages: Tensor | None = None,
+    weights: Mapping[str, Tensor] | None = None,
+    cu_seqlens: Tensor | None = None,
+    rewards: Tensor | None = None,
+    group: Tensor | None = None,
+    reduce: Reduce | None = None,
+) -> LossOutput:
+    """The loss of one step. logprobs [T], rollouts end to end with cu_seqlens [n + 1], or [B, T] with mask [B, T].
+
+    logprobs[t] is the log-prob of token t itself: shift before you call. mask, old, sampler, ref, entropy: its shape.
+    weights: component → its shape; a component without an entry takes the mask, but `ce` beside other components must
+    have its own. advantages: [n] per rollout, or per token; or rewards [n] with group [n], by the recipe's estimator.
+    reduce: sums an int64 array over ranks; needed where ranks hold parts of one step.
+    Returns LossOutput, logprobs in the input's shape. Raises LossError TM404, TM603, TM950.
+    """
+    from tracemask.loss.denominators import denominators, resolve
+
+    recipe = resolve(recipe)
+    components = components_of(recipe)
+    layout = _Layout(logprobs, mask, cu_seqlens, needed=weights is None)
+    streams = {c.name: _stream(c, components, layout, weights) for c in components}
+    given = _advantages(recipe, layout, advantages, rewards, group)
+    for name, entry in recipe.components.items():
+        if getattr(entry, "zero_advantage", "keep") == "drop" and given is not None:
+            streams[name] = torch.where(given != 0, streams[name], 0)
+    below = denominators(recipe, streams, layout.rollout, layout.rollouts, group=group, reduce=reduce)
+    targets = Targets(
+        weights=streams,
+        denominator=below,
+        row=layout.rollout,
+        index_in_row=layout.index,
+        rollout=layout.rollout,
+        rollouts=layout.rollouts,
+        advantages=given,
+        old_logprob=layout.flat(old, "old"),
+        sampler_logprob=layout.flat(sampler, "sampler"),
+        ref_logprob=layout.flat(ref, "ref"),
+        tokens=logprobs.numel(),
+    )
+    return _output(components, targets, logprobs, entropy, layout)
+
+
+def _output(
+    components: tuple[Component, ...], targets: Targets, logprobs: Tensor, entropy: Tensor | None, layout: _Layout
+) -> LossOutput:
+    objective = Objective(components, targets, entropy=entropy is not None)
+    lp, full = logprobs.reshape(-1), layout.flat(entropy, "entropy")
+    with torch.no_grad():
+        values, tally = objective.report(_wide(lp), None if full is None else _wide(full))
+    total = Surrogate.apply(lp, full, objective)
+    metrics, maxima = tally.result()
+    nothing = all(not bool((w != 0).any()) for w in targets.weights.values())
+    findings = (Finding("TM601", "no token of the step has weight in any component: the loss is 0"),) if nothing else ()
+    shown = None if entropy is None else entropy.detach()
+    return LossOutput(total, values, logprobs.detach(), shown, metrics, maxima, findings)
+
+
+def _wide(x: Tensor) -> Tensor:
+    x = x.detach()
+    return x if x.dtype in (torch.float32, torch.float64) else x.float()
+
+
+class _Layout:
+    """Which rollout each flat position belongs to. Positions of a padded batch keep their place; the mask decides."""
+
+    def __init__(self, logprobs: Tensor, mask: Tensor | None, cu_seqlens: Tensor | None, *, needed: bool) -> None:
+        self.shape, self.device, count = logprobs.shape, logprobs.device, logprobs.numel()
+        if logprobs.dim() == 2:
+            if cu_seqlens is not None:
+                raise LossError(
+                    "TM950", what="cu_seqlens with [B, T] log-probs", fix="give packed [T] log-probs, or no cu_seqlens"
+                )
+            if mask is None and needed:
+                raise LossError(
+                    "TM950", what="[B, T] log-probs without a mask: padding would be trained", fix="pass mask [B, T]"
+                )
+            self.rollouts = logprobs.shape[0]
+            bounds = torch.arange(self.rollouts + 1, device=self.device) * logprobs.shape[1]
+        elif logprobs.dim() == 1:
+            bounds = torch.tensor([0, count]) if cu_seqlens is None else torch.as_tensor(cu_seqlens)
+            bounds = bounds.to(self.device, torch.int64)
+            self.rollouts = len(bounds) - 1
+            if bounds.numel() < 1 or int(bounds[0]) != 0 or int(bounds[-1]) != count or bool((bounds.diff() < 0).any()):
+                raise LossError(
+                    "TM950", what=f"cu_seqlens does not cut {count} tokens", fix="start at 0, end at T, ascend"
+                )
+        else:
+            raise LossError("TM950", what=f"log-probs of shape {tuple(self.shape)}", fix="give [T] or [B, T]")
+        places = torch.arange(count, device=self.device)
+        self.rollout = torch.searchsorted(bounds, places, right=True) - 1
+        self.index = places - bounds[self.rollout] if count else places
+        self.mask = self.flat(mask, "mask")
+
+    def flat(self, values: Tensor | None, name: str) -> Tensor | None:
+        """values [T] or [B, T] → [T]."""
+        if values is None:
+            return None
+        values = torch.as_tensor(values, device=self.device)
+        if values.shape != self.shape:
+            raise LossError(
+                "TM950",
+                what=f"{name} has shape {tuple(values.shape)}, the log-probs {tuple(self.shape)}",
+                fix="align it: entry t speaks of token t",
+            )
+        return values.reshape(-1)
+
+    def per_token(self, values: Tensor, name: str) -> Tensor:
+        """Values per token, or [rollouts] given to each of its tokens: [T]."""
+        values = torch.as_tensor(values, device=self.device)
+        if values.shape != self.shape and tuple(values.shape) in ((self.rollouts,), (self.rollouts, 1)):
+            return values.reshape(-1)[self.rollout]
+        flat = self.flat(values, name)
+        assert flat is not None
+        return flat
+
+
+def _stream(
+    component: Component, components: tuple[Component, ...], layout: _Layout, weights: Mapping[str, Tensor] | None
+) -> Tensor:
+    if weights is not None and component.name in weights:
+        stream = layout.flat(weights[component.name], f"weights[{component.name!r}]")
+        assert stream is not None
+        return stream.to(torch.float64)
+    own = component.needs or len(components) == 1
+    if not own or layout.mask is None and weights is not None:
+        raise LossError(
+            "TM950",
+            what=f"no weights for component {component.name!r}",
+            fix=f"pass weights={{{component.name!r}: …}}: which tokens it trains is not the policy's mask",
+        )
+    if layout.mask is None:
+        return torch.ones(layout.rollout.shape, dtype=torch.float64, device=layout.device)
+    if layout.mask.is_floating_point() and not bool(torch.isfinite(layout.mask).all()):
+        raise LossError("TM950", what="the mask is not finite", fix="give 0 and 1, or booleans")
+    return layout.mask.to(torch.float64)
+
+
+def _advantages(
+    recipe: Any, layout: _Layout, advantages: Tensor | None, rewards: Tensor | None, group: Tensor | None
+) -> Tensor | None:
+    if advantages is not None:
+        if rewards is not None:
+            raise LossError("TM950", what="both advantages and rewards", fix="pass one of them")
+        return layout.per_token(advantages, "advantages")
+    if rewards is None:
+        return None
+    from tracemask.loss.denominators import advantages_of
+
+    values = torch.as_tensor(advantages_of(recipe, rewards, group), device=layout.device)
+    return layout.per_token(values, "rewards")
