@@ -187,7 +187,7 @@ def test_a_roll_in_place_of_the_parent_gather_spoils_the_gradient() -> None:
     assert float((rolled - expected).abs().max() / expected.abs().max()) > 0.1
 
 
-@pytest.mark.parametrize("options", [dict(dropout=0.1), dict(softcap=30.0), dict(s_aux=torch.zeros(2)), dict(plan=None)])
+@pytest.mark.parametrize("options", [{"dropout": 0.1}, {"softcap": 30.0}, {"s_aux": torch.zeros(2)}, {"plan": None}])
 def test_attention_refuses_what_it_would_have_to_ignore(options: dict[str, object]) -> None:
     plan = plan_of(lay_out([np.arange(4)]))
     parts = [torch.zeros(1, 2, 4, 8) for _ in range(3)]

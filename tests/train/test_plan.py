@@ -71,5 +71,9 @@ def test_a_row_longer_than_the_budget_is_never_split_silently() -> None:
 
 
 def test_ranks_share_slots_evenly_with_skewed_lengths() -> None:
-    trees = [tree for one in rollouts([[0] * n for n in (300, 40, 37, 11)]) for tree in grow([one], budget=400, packing=Packing.ROWS)]
+    trees = [
+        tree
+        for one in rollouts([[0] * n for n in (300, 40, 37, 11)])
+        for tree in grow([one], budget=400, packing=Packing.ROWS)
+    ]
     assert [sum(tree.slots for tree in mine) for mine in share(trees, 2)] == [300, 88]

@@ -42,7 +42,9 @@ def test_a_tree_has_one_slot_for_each_distinct_prefix(rows: list[np.ndarray]) ->
 
 @settings(max_examples=100, derandomize=True, deadline=None)
 @given(ROWS, st.sampled_from(Sharing), st.sampled_from([None, 1, 3]))
-def test_a_slot_sees_its_ancestors_and_nothing_else(rows: list[np.ndarray], sharing: Sharing, window: int | None) -> None:
+def test_a_slot_sees_its_ancestors_and_nothing_else(
+    rows: list[np.ndarray], sharing: Sharing, window: int | None
+) -> None:
     layout = lay_out(rows, sharing=sharing)
     mask = layout.mask(window=window)
     for slot in range(len(layout)):

@@ -177,7 +177,9 @@ def _checked(query: Tensor, mask: Tensor | None, options: dict[str, Any]) -> tup
         unknown = [name for name in ("softcap", "s_aux", "position_bias", "head_mask") if options.get(name) is not None]
         what = f"attention needs {', '.join(unknown)}" if unknown else ""
     if what:
-        raise TrainError("TM960", where="attention", what=what, fix="use a model with plain or sliding-window attention")
+        raise TrainError(
+            "TM960", where="attention", what=what, fix="use a model with plain or sliding-window attention"
+        )
     assert isinstance(plan, Plan)
     return plan, options.get("scaling"), options.get("sliding_window")
 
@@ -220,6 +222,6 @@ def check_flex(device: torch.device) -> None:
         raise TrainError(
             "TM960",
             where="attention",
-            what=f"flex attention differs from segments by {worst:.1e} (relative) on {torch.cuda.get_device_name(device)}",
+            what=f"on this GPU flex attention differs from segments by {worst:.1e} (relative)",
             fix="--attention segments",
         )

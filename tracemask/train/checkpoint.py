@@ -33,7 +33,13 @@ def complete(folder: Path) -> list[tuple[int, Path]]:
 
 
 def save(
-    folder: Path, *, step: int, module: nn.Module, optimizer: torch.optim.Optimizer, state: dict[str, Any], world: World,
+    folder: Path,
+    *,
+    step: int,
+    module: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    state: dict[str, Any],
+    world: World,
     keep: int,
 ) -> Path:
     """Write `step-N` (model, optimizer, `state`, each rank's random state); keep the newest `keep`. Collective."""
@@ -98,7 +104,10 @@ def load(path: Path, *, module: nn.Module, optimizer: torch.optim.Optimizer, wor
 
 def _broken(path: Path, why: str) -> TrainError:
     return TrainError(
-        "TM961", where=str(path), what=f"the checkpoint does not load: {why}", fix="remove it, or train with --resume never"
+        "TM961",
+        where=str(path),
+        what=f"the checkpoint does not load: {why}",
+        fix="remove it, or train with --resume never",
     )
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
@@ -30,7 +30,7 @@ class World:
 
     rank: int = 0
     size: int = 1
-    device: torch.device = torch.device("cpu")
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
 
     @property
     def first(self) -> bool:
@@ -104,7 +104,9 @@ def launched(device: str = "auto") -> Iterator[World]:
             dist.destroy_process_group()
 
 
-def wrap(module: nn.Module, layers: list[nn.Module], *, world: World, parallel: str, dtype: str = "float32") -> nn.Module:
+def wrap(
+    module: nn.Module, layers: list[nn.Module], *, world: World, parallel: str, dtype: str = "float32"
+) -> nn.Module:
     """`module`, whose forward is the whole step, for `world`: unchanged for one rank, else DDP or FSDP2 (sharded).
 
     layers: the decoder layers, each its own FSDP unit; everything else, head and embeddings, belongs to the root,

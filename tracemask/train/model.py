@@ -112,7 +112,9 @@ def _transformers() -> Any:
     return transformers
 
 
-def init_tiny(vocab: int, *, seed: int = 0, dtype: torch.dtype = torch.float32, attention: str = "segments") -> nn.Module:
+def init_tiny(
+    vocab: int, *, seed: int = 0, dtype: torch.dtype = torch.float32, attention: str = "segments"
+) -> nn.Module:
     """A small random Llama (2 layers, width 64) over `vocab` ids: no files, the same weights for the same seed."""
     transformers = _transformers()
     config = transformers.LlamaConfig(
@@ -151,9 +153,7 @@ def head_facts(model: nn.Module) -> HeadFacts:
 def hidden_states(model: Any, ids_S: Tensor, position_S: Tensor, plan: Plan) -> Tensor:
     """Last hidden states [S, H] of the laid-out slots, before the head."""
     body = model.get_decoder() if hasattr(model, "get_decoder") else model.base_model
-    out = body(
-        input_ids=ids_S[None], attention_mask=None, position_ids=position_S[None], use_cache=False, plan=plan
-    )
+    out = body(input_ids=ids_S[None], attention_mask=None, position_ids=position_S[None], use_cache=False, plan=plan)
     return out.last_hidden_state[0]
 
 
