@@ -9,8 +9,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     import numpy as np
-    from tracemask.render.tokenizer import Tokenizer
 
+    from tracemask.render.tokenizer import Tokenizer
     from tracemask.store.reader import Dataset
     from tracemask.store.row import Row
 
@@ -80,10 +80,9 @@ def weigher(recipe: str | None, dataset: Dataset) -> Callable[[Row], dict[str, n
 
     if recipe is None:
         return stored_weights
+    from tracemask.recipe import Recipe
     from tracemask.recipe.advantage import compute
     from tracemask.recipe.weights import lay
-
-    from tracemask.recipe import Recipe
 
     loaded = Recipe.load(recipe)
     advantages = compute(loaded, dataset.scalars())

@@ -20,21 +20,22 @@ def command(
     """Write a self-contained HTML page: tokens by author, weights under each normalizer, findings. Works offline."""
     from pathlib import Path
 
-    from tracemask.report.scales import scales
-
     from tracemask.report.html import page
     from tracemask.report.page import Page
+    from tracemask.report.scales import scales
     from tracemask_cli.dataset import open_with_tokenizer, weigher
     from tracemask_cli.output import console, progress
 
     data, loaded = open_with_tokenizer(dataset, tokenizer=tokenizer, columns=columns)
     weigh = weigher(recipe, data)
-    findings, names = [], {}
+    findings, names, found = [], {}, {}
     if check:
         from tracemask.check.runner import check_dataset
 
-        report = check_dataset(data, tokenizer=loaded)
-        findings, names = report.findings, {code: rule.name for code, rule in report.rules.items()}
+        result = check_dataset(data, tokenizer=loaded)
+        findings = result.findings
+        names = {group.rule.code: group.rule.name for group in result.groups}
+        found = {(group.rule.code, group.cause or ""): (group.findings, group.rows) for group in result.groups}
     view = Page(
         title=title or Path(dataset).name,
         tokenizer=loaded,
@@ -43,6 +44,7 @@ def command(
         findings=findings,
         checked=check,
         rule_names=names,
+        found=found,
         most_rows=rows,
     )
     with progress("report", total=len(data), unit="rows") as advance:

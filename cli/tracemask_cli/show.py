@@ -75,6 +75,9 @@ def command(
 
 
 def _findings(data, loaded):
+    from dataclasses import replace
+
     from tracemask.check.runner import check_dataset
 
-    return check_dataset(data, tokenizer=loaded).findings
+    groups = check_dataset(data, tokenizer=loaded).groups
+    return [replace(finding, severity=group.severity) for group in groups for finding in group.examples]

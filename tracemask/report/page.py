@@ -23,7 +23,11 @@ Weigher = Callable[[Row], dict[str, np.ndarray]]
 
 @dataclass(slots=True)
 class Page:
-    """Everything the page shows. scales: per normalizer, each row's weight of one token of weight 1 (float64[rows])."""
+    """Everything the page shows.
+
+    scales: per normalizer, each row's weight of one token of weight 1 (float64[rows]). findings: the examples to link.
+    found: (code, cause) to the number of findings and rows in all, where `findings` holds only examples.
+    """
 
     title: str
     tokenizer: TokenTable | None
@@ -32,6 +36,7 @@ class Page:
     findings: Sequence[Finding] = ()
     checked: bool = False
     rule_names: Mapping[str, str] = field(default_factory=dict)
+    found: Mapping[tuple[str, str], tuple[int, int]] = field(default_factory=dict)
     most_rows: int = 50
     _vocab: dict[int, int] = field(default_factory=dict)
     _counts: dict[tuple[int, int], list[float]] = field(default_factory=dict)
@@ -173,8 +178,8 @@ class Page:
                 "code": code,
                 "name": self.rule_names.get(code, ""),
                 "cause": _plain(cause),
-                "count": len(found),
-                "rows": len({finding.place.row for finding in found}),
+                "count": self.found.get((code, cause), (len(found),))[0],
+                "rows": self.found.get((code, cause), (0, len({finding.place.row for finding in found})))[1],
                 "examples": [
                     [position.get(-1 if f.place.row is None else f.place.row, -1), self._finding(f)] for f in found[:20]
                 ],
