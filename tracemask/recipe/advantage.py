@@ -22,7 +22,8 @@ class Advantages:
 
     values float64[N]: NaN where the rollout's tokens leave the policy terms, for the reason REASONS[reason[row]];
     under gae and reward_to_go the value is the rollout's reward. rollout, group int64[N], dense over the dataset.
-    rewards float64[N] after penalties. counts: rollouts per reason, uniform_groups, groups_of_one, groups, rollouts.
+    rewards float64[N] after penalties. rows_in_rollout int64[R]. counts: rollouts per reason, uniform_groups,
+    groups_of_one, groups, rollouts.
     """
 
     values: np.ndarray
@@ -30,13 +31,18 @@ class Advantages:
     rewards: np.ndarray
     rollout: np.ndarray
     group: np.ndarray
-    n_rollouts: int
+    rows_in_rollout: np.ndarray
     n_groups: int
     counts: dict[str, int] = field(default_factory=dict)
     findings: list[Finding] = field(default_factory=list)
 
     def __len__(self) -> int:
         return len(self.values)
+
+    @property
+    def n_rollouts(self) -> int:
+        """R, over the whole dataset."""
+        return len(self.rows_in_rollout)
 
     @property
     def excluded(self) -> np.ndarray:
@@ -60,14 +66,16 @@ def compute(recipe: Recipe, scalars: Scalars) -> Advantages:
     _incomplete(recipe, rollouts, reason, findings)
     _filtered(recipe, rollouts, reason)
     values = np.where(reason > 0, np.nan, values * recipe.advantage.multiply)
-    counts |= {name: int((reason == code).sum()) for code, name in enumerate(REASONS) if code and (reason == code).any()}
+    counts |= {
+        name: int((reason == code).sum()) for code, name in enumerate(REASONS) if code and (reason == code).any()
+    }
     return Advantages(
         values=values[rollouts.of_row],
         reason=reason[rollouts.of_row],
         rewards=rewards[rollouts.of_row],
         rollout=rollouts.of_row,
         group=rollouts.group[rollouts.of_row],
-        n_rollouts=len(rollouts),
+        rows_in_rollout=np.bincount(rollouts.of_row, minlength=len(rollouts)),
         n_groups=rollouts.n_groups,
         counts=counts,
         findings=findings,
@@ -82,7 +90,9 @@ def _estimated(
     if name in ("none", "per_token"):
         return np.zeros(len(rollouts)), rollouts.reward
     if name == "given":
-        given = gather(recipe, {**scalars, "reward": scalars.get("advantage", [None] * len(rollouts.of_row))}, reward="reward")
+        given = gather(
+            recipe, {**scalars, "reward": scalars.get("advantage", [None] * len(rollouts.of_row))}, reward="reward"
+        )
         reason[(reason == 0) & np.isnan(given.reward)] = REASONS.index("missing_advantage")
         _missing(recipe, rollouts, reason, "missing_advantage", findings)
         return given.reward, rollouts.reward
@@ -104,7 +114,10 @@ def _by_estimator(recipe: Recipe, rollouts: Rollouts, rewards: np.ndarray, valid
     lengths = rollouts.quantities.get("n_sampled")
     if spec.baseline == "length_weighted" and lengths is None:
         raise RecipeError(
-            "TM603", where="advantage.baseline", what="length_weighted needs the scalar n_sampled", fix='use baseline = "mean"'
+            "TM603",
+            where="advantage.baseline",
+            what="length_weighted needs the scalar n_sampled",
+            fix='use baseline = "mean"',
         )
     for part in parts:
         if len(part):
@@ -135,7 +148,7 @@ def _missing(recipe: Recipe, rollouts: Rollouts, reason: np.ndarray, name: str, 
     findings.append(
         Finding(
             "TM603",
-            f"{len(lost)} of {trainable} rollouts have no {column}: left out of policy terms and baselines, still counted in N",
+            f"{len(lost)} of {trainable} rollouts have no {column}: out of policy terms and baselines, still in N",
             Place(id=rollouts.labels[lost[0]]),
             Severity.WARNING,
             data={"rollouts": [rollouts.labels[at] for at in lost[:20]], "count": len(lost)},
@@ -156,7 +169,9 @@ def _count_groups(recipe: Recipe, rollouts: Rollouts, rewards: np.ndarray) -> di
 def _incomplete(recipe: Recipe, rollouts: Rollouts, reason: np.ndarray, findings: list[Finding]) -> None:
     """TM605: groups smaller than `group.size`, and rollouts that no group compares."""
     if recipe.advantage.estimator in RELATIVE and rollouts.ungrouped:
-        message = f"{rollouts.ungrouped} rollouts have neither group_id nor task_id: each is a group of one with advantage 0"
+        message = (
+            f"{rollouts.ungrouped} rollouts have neither group_id nor task_id: each is a group of one with advantage 0"
+        )
         findings.append(Finding("TM605", message, severity=Severity.WARNING, data={"count": rollouts.ungrouped}))
     if recipe.group.size is None:
         return
@@ -168,7 +183,9 @@ def _incomplete(recipe: Recipe, rollouts: Rollouts, reason: np.ndarray, findings
     what = f"{groups} of {rollouts.n_groups} groups hold fewer than {recipe.group.size} rollouts"
     label = rollouts.labels[int(np.flatnonzero(short)[0])]
     if recipe.group.incomplete == "error":
-        raise RecipeError("TM605", where=label, what=what, fix='complete them, or set [group] incomplete = "keep" or "drop"')
+        raise RecipeError(
+            "TM605", where=label, what=what, fix='complete them, or set [group] incomplete = "keep" or "drop"'
+        )
     if recipe.group.incomplete == "drop":
         reason[short & (reason == 0)] = REASONS.index("incomplete_group")
     findings.append(Finding("TM605", what, Place(id=label), Severity.WARNING, data={"groups": groups}))
@@ -180,4 +197,3 @@ def _filtered(recipe: Recipe, rollouts: Rollouts, reason: np.ndarray) -> None:
     if recipe.filters.max_tokens is not None and "n_sampled" in rollouts.quantities:
         long = rollouts.quantities["n_sampled"] > recipe.filters.max_tokens
         reason[long & (reason == 0)] = REASONS.index("too_long")
-

@@ -1,4 +1,4 @@
-"""One loss component as the recipe writes it: term, coefficient, normalizer, and whose tokens it weighs. Knows no array."""
+"""One loss component as the recipe writes it: term, coefficient, normalizer, whose tokens. Knows no array."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Rule(Strict):
 
 
 class RoleWeight(Strict):
-    """prime-rl's spelling of a rule: the bodies of one role's messages that the policy did not write, after its first reply."""
+    """prime-rl's spelling of a rule: bodies of one role's messages that the policy did not write, after its reply."""
 
     alpha: float = Field(0.1, gt=0)
 
@@ -219,7 +219,14 @@ class Component(Strict):
             return tuple(self.select)
         if self.roles:
             return tuple(
-                Rule(weight=role.alpha, sampled=False, authors=list(OTHERS), roles=[name], parts=list(BODY), after_reply=True)
+                Rule(
+                    weight=role.alpha,
+                    sampled=False,
+                    authors=list(OTHERS),
+                    roles=[name],
+                    parts=list(BODY),
+                    after_reply=True,
+                )
                 for name, role in self.roles.items()
             )
         return (Rule(sampled=True),)

@@ -47,7 +47,7 @@ def reward(rewards: np.ndarray, spec: AdvantageSpec, members: Members) -> np.nda
 
 
 def group_mean(rewards: np.ndarray, spec: AdvantageSpec, members: Members) -> np.ndarray:
-    """A = r − baseline; the baseline is the mean, or Σ L_i r_i / Σ L_i with L_i the sampled tokens (Dr. GRPO, prime-rl)."""
+    """A = r − baseline: the mean (Dr. GRPO, prime-rl), or Σ L_i r_i / Σ L_i with L_i the sampled tokens."""
     if spec.baseline == "length_weighted" and members.lengths is not None and members.lengths.sum() > 0:
         return rewards - math.fsum(members.lengths * rewards) / math.fsum(members.lengths)
     return rewards - mean(rewards)

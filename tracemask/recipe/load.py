@@ -78,7 +78,9 @@ def _extended(data: dict[str, Any], *, where: str) -> dict[str, Any]:
     if base is None:
         return data
     if not isinstance(base, str):
-        raise RecipeError("TM940", where=f"{where}: extends", what=f"{base!r} is not a preset name", fix='extends = "grpo"')
+        raise RecipeError(
+            "TM940", where=f"{where}: extends", what=f"{base!r} is not a preset name", fix='extends = "grpo"'
+        )
     own = {key: value for key, value in data.items() if key != "extends"}
     return _merged(_extended(tomllib.loads(preset_text(base)), where=where), own)
 
@@ -155,7 +157,12 @@ def _refuse(recipe: Recipe, *, where: str) -> None:
     """Estimators whose gradient is not what their name says are refused unless named `compat`."""
     for name, component in recipe.components.items():
         options = component.options
-        if isinstance(options, KlOptions) and options.estimator == "k1" and not options.through_ratio and not options.compat:
+        if (
+            isinstance(options, KlOptions)
+            and options.estimator == "k1"
+            and not options.through_ratio
+            and not options.compat
+        ):
             raise RecipeError(
                 "TM951",
                 where=f"{where}: {name}.options",

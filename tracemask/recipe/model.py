@@ -10,7 +10,18 @@ from pydantic import Field, field_validator, model_validator
 from tracemask.recipe.component import Component, Strict
 
 EstimatorName = Literal[
-    "none", "reward", "group_mean", "group_mean_std", "rloo", "maxrl", "ema", "batch", "given", "per_token", "gae", "reward_to_go"
+    "none",
+    "reward",
+    "group_mean",
+    "group_mean_std",
+    "rloo",
+    "maxrl",
+    "ema",
+    "batch",
+    "given",
+    "per_token",
+    "gae",
+    "reward_to_go",
 ]
 
 ESTIMATOR_OPTIONS: dict[str, frozenset[str]] = {
@@ -30,8 +41,8 @@ RELATIVE = frozenset({"group_mean", "group_mean_std", "rloo", "maxrl"})
 class AdvantageSpec(Strict):
     """How rewards become advantages. Options that the estimator does not read are refused.
 
-    ddof, eps: (r − mean) / (std_ddof + eps). baseline: plain group mean, or weighted by sampled tokens. decay, agent: the
-    running mean of each agent's rewards, keyed by a scalar column. gamma, lam: GAE over policy tokens.
+    ddof, eps: (r − mean) / (std_ddof + eps). baseline: plain group mean, or weighted by sampled tokens. decay, agent:
+    the running mean of each agent's rewards, keyed by a scalar column. gamma, lam: GAE over policy tokens.
     whiten "batch": divided by the standard deviation over all rollouts. shared: what a token gets that lies in several
     branches. multiply: a factor on every advantage.
     """
@@ -73,7 +84,7 @@ class LengthPenalty(Strict):
 
 
 class SoftOverlong(Strict):
-    """DAPO's soft punishment: 0 up to max_length − buffer sampled tokens, then linearly down to −penalty at max_length."""
+    """DAPO's soft punishment: 0 up to max_length − buffer sampled tokens, then linearly to −penalty at max_length."""
 
     max_length: int = Field(ge=1)
     buffer: int = Field(ge=1)
@@ -172,7 +183,9 @@ class Recipe(Strict):
         if users and self.advantage.estimator == "none":
             raise ValueError(f"component {users[0]!r} needs advantages: set [advantage] estimator")
         if self.advantage.estimator in PER_TOKEN and self.advantage.shared == "mean_of_branches":
-            raise ValueError('shared = "mean_of_branches" needs one advantage per rollout; this estimator gives one per token')
+            raise ValueError(
+                'shared = "mean_of_branches" needs one advantage per rollout; this estimator gives one per token'
+            )
         if self.advantage.estimator in PER_TOKEN and (self.reward.length_penalty or self.reward.soft_overlong):
             if self.advantage.estimator == "per_token":
                 raise ValueError("given per-token advantages ignore reward penalties; leave them out")

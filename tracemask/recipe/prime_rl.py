@@ -1,4 +1,4 @@
-"""prime-rl's `[orchestrator.algo]` and `[trainer.loss]` tables as our recipes. Knows their fields, nothing of their code.
+"""prime-rl's `[orchestrator.algo]` and `[trainer.loss]` tables as our recipes. Knows their fields, not their code.
 
 Source: prime-rl docs/algorithms.md and its configuration reference: type, roles.<role>.alpha, length_penalty,
 teacher, sampling.source, decay; loss: dppo_mask_low/high, adv_tau, kl_tau.
@@ -22,7 +22,7 @@ def recognises(data: dict[str, Any]) -> bool:
 
 
 def translate(data: dict[str, Any], *, where: str) -> dict[str, Any]:
-    """Our recipe (as a dict) for prime-rl's tables. Raises RecipeError TM940 for what cannot be carried over exactly."""
+    """Our recipe (a dict) for prime-rl's tables. Raises RecipeError TM940 for what cannot be carried over exactly."""
     orchestrator = data.get("orchestrator", data)
     path = "orchestrator.algo" if "orchestrator" in data else "algo" if "algo" in data else "type"
     algo = orchestrator.get("algo", orchestrator if "type" in orchestrator else {"type": "grpo"})
@@ -51,7 +51,9 @@ def _grpo(algo: dict[str, Any], where: str, path: str) -> tuple[dict[str, Any], 
         recipe["advantage"]["baseline"] = "length_weighted"
     if algo.get("loss_aggregation", "token") == "prompt":
         recipe["rl"]["normalizer"] = "prompt_mean"
-        recipe["notes"] = ["loss_aggregation = prompt: groups are counted as scheduled, prime-rl counts those with tokens left."]
+        recipe["notes"] = [
+            "loss_aggregation = prompt: groups are counted as scheduled, prime-rl counts those with tokens left."
+        ]
     return recipe, {"length_penalty", "length_weighted_baseline", "loss_aggregation"}
 
 
@@ -78,7 +80,9 @@ def _rae(algo: dict[str, Any], where: str, path: str) -> tuple[dict[str, Any], s
 
 
 def _sft(algo: dict[str, Any], where: str, path: str) -> tuple[dict[str, Any], set[str]]:
-    select = [{"authors": ["policy", "model"], "roles": ["assistant"], "parts": ["reasoning", "content", "tool_call", "stop"]}]
+    select = [
+        {"authors": ["policy", "model"], "roles": ["assistant"], "parts": ["reasoning", "content", "tool_call", "stop"]}
+    ]
     return {"ce": {"term": "ce", "normalizer": "token_mean", "select": select}}, set()
 
 
@@ -98,7 +102,9 @@ def _loss(recipe: dict[str, Any], loss: dict[str, Any], where: str) -> None:
     if not loss or "rl" not in recipe:
         return
     if loss.get("type", "default") != "default":
-        raise _refused(where, "trainer.loss.type", f"{loss['type']!r} is your own code", 'set [rl] term = "module:function"')
+        raise _refused(
+            where, "trainer.loss.type", f"{loss['type']!r} is your own code", 'set [rl] term = "module:function"'
+        )
     names = {"dppo_mask_low": "low", "dppo_mask_high": "high", "kl_tau": "kappa"}
     for field in loss:
         if field not in names and field not in ("type", "adv_tau"):

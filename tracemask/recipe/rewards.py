@@ -22,7 +22,7 @@ def shaped(recipe: Recipe, rollouts: Rollouts, valid: np.ndarray) -> np.ndarray:
 
 
 def soft_overlong(spec: SoftOverlong, lengths_R: np.ndarray) -> np.ndarray:
-    """DAPO's punishment as a non-negative penalty [R]: 0 up to max_length − buffer, `penalty` at max_length and beyond."""
+    """DAPO's punishment as a penalty ≥ 0, [R]: 0 up to max_length − buffer, `penalty` at max_length and beyond."""
     over = (lengths_R - (spec.max_length - spec.buffer)) / spec.buffer
     return spec.penalty * np.clip(over, 0.0, 1.0)
 

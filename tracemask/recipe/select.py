@@ -38,7 +38,7 @@ def sampled_tokens(row: Row) -> np.ndarray:
 
 
 def owned_tokens(row: Row) -> np.ndarray:
-    """bool[T]: tokens this row trains. Policy tokens: `sampled`; others: those after the fork point, if there is one."""
+    """bool[T]: tokens this row trains. Policy tokens: `sampled`; others: those after the fork point, if any."""
     owned = np.ones(len(row), dtype=bool)
     fork = row.scalars.get("fork_position")
     if fork is not None and fork > 0:
@@ -149,4 +149,6 @@ def _runs(chosen: np.ndarray, message: np.ndarray | None) -> list[tuple[int, int
 
 def _lacks(row: Row, column: str, more: str = "") -> RecipeError:
     what = f"the dataset has no column {column!r}{' ' + more if more else ''}"
-    return RecipeError("TM603", where=f"row {row.index}", what=what, fix="convert the traces, or name the column (--columns)")
+    return RecipeError(
+        "TM603", where=f"row {row.index}", what=what, fix="convert the traces, or name the column (--columns)"
+    )

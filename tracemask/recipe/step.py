@@ -1,4 +1,4 @@
-"""One optimizer step: weights, denominators and advantages of its rows, from integer counts. Knows no packing, no torch.
+"""One optimizer step: weights, denominators and advantages of its rows, from integer counts. Knows no packing.
 
 Counts are known before the forward pass, so the gradient is the same for any split into micro-batches and ranks:
 each rank lays its own rows and one all-reduce of an int64 vector makes the counts global.
@@ -28,7 +28,7 @@ Reduce = Callable[[np.ndarray], np.ndarray]
 
 @dataclass(slots=True)
 class LaidRow:
-    """A row with weights float32[T] and denominator float64[T] per component, and advantage float64[T] (0 where none)."""
+    """A row: weights float32[T] and denominator float64[T] per component, advantage float64[T] (0 where none)."""
 
     row: Row
     weights: dict[str, np.ndarray]
@@ -73,23 +73,33 @@ def lay_step(
     recipe = Recipe.load(recipe)
     keys = _keys(recipe, rows, advantages)
     step = Step([], {}, {}, 0)
-    streams = _advantage_streams(recipe, rows, keys)
-    for row, stream, at in zip(rows, streams, range(len(rows)), strict=True):
+    first_tokens: dict[str, int] = {}
+    for at, (row, stream) in enumerate(zip(rows, _advantage_streams(recipe, rows, keys), strict=True)):
         laid = lay_row(
             recipe, row, stream, policy_version=policy_version, token_bytes=token_bytes, reason=keys.reason[at]
         )
         step.dropped.update(laid.dropped)
+        for name in recipe.components:
+            if f"{name}.first_token" in laid.dropped:
+                first_tokens.setdefault(name, row.index)
         clean = np.where(np.isnan(stream), 0.0, stream)
         step.rows.append(LaidRow(row, laid.weights, {}, clean, keys.rollout[at], keys.group[at]))
-    _count(recipe, step, keys, reduce or (lambda counts: counts))
+    _count(recipe, step, keys, reduce or _alone)
     for laid in step.rows:
-        for name, component in recipe.components.items():
-            z = NORMALIZERS[component.normalizer.effective](
-                step.tallies[name], component.normalizer, laid.rollout, laid.group
-            )
-            laid.denominator[name] = np.full(len(laid.row), float(max(z, 1)))
-    _report(recipe, step, keys)
+        laid.denominator = {name: _denominator(recipe, step, laid, name) for name in recipe.components}
+    _report(step, keys, first_tokens)
     return step
+
+
+def _alone(counts: np.ndarray) -> np.ndarray:
+    """The all-reduce of a single rank."""
+    return counts
+
+
+def _denominator(recipe: Recipe, step: Step, laid: LaidRow, name: str) -> np.ndarray:
+    spec = recipe.components[name].normalizer
+    z = NORMALIZERS[spec.effective](step.tallies[name], spec, laid.rollout, laid.group)
+    return np.full(len(laid.row), float(max(z, 1)))
 
 
 @dataclass(slots=True)
@@ -106,18 +116,7 @@ class _Keys:
 
 def _keys(recipe: Recipe, rows: Sequence[Row], advantages: Advantages | Sequence[float] | np.ndarray) -> _Keys:
     if isinstance(advantages, Advantages):
-        at = [row.index for row in rows]
-        keys = _Keys(
-            advantages.rollout[at].tolist() if at else [],
-            advantages.group[at].tolist() if at else [],
-            advantages.values[at].tolist() if at else [],
-            [REASONS[code] or "missing_reward" for code in (advantages.reason[at] if at else ())],
-            advantages.n_groups,
-        )
-        whole = np.bincount(advantages.rollout, minlength=advantages.n_rollouts)
-        here = Counter(keys.rollout)
-        keys.split = [str(rows[keys.rollout.index(k)].scalars.get("trace_id", k)) for k in here if here[k] != whole[k]]
-        return keys
+        return _dataset_keys(rows, advantages)
     if len(advantages) != len(rows):
         what = f"{len(advantages)} advantages for {len(rows)} rows"
         raise RecipeError("TM950", where="lay_step", what=what, fix="give one per row, or an Advantages")
@@ -132,6 +131,25 @@ def _keys(recipe: Recipe, rows: Sequence[Row], advantages: Advantages | Sequence
         keys.rollout.append(rollout)
         keys.group.append(groups.setdefault(group, len(groups)))
     return keys
+
+
+def _dataset_keys(rows: Sequence[Row], advantages: Advantages) -> _Keys:
+    at = np.array([row.index for row in rows], dtype=np.int64)
+    if len(at) and (at.min() < 0 or at.max() >= len(advantages)):
+        what = f"row {at.max()} has no advantage: {len(advantages)} were computed"
+        raise RecipeError("TM950", where="lay_step", what=what, fix="compute them from the scalars of the same dataset")
+    rollouts = advantages.rollout[at].tolist()
+    here = Counter(rollouts)
+    partial = {key for key, count in here.items() if count != advantages.rows_in_rollout[key]}
+    split = {str(row.scalars.get("trace_id", key)) for row, key in zip(rows, rollouts, strict=True) if key in partial}
+    return _Keys(
+        rollouts,
+        advantages.group[at].tolist(),
+        advantages.values[at].tolist(),
+        [REASONS[code] or "missing_reward" for code in advantages.reason[at]],
+        advantages.n_groups,
+        sorted(split),
+    )
 
 
 def _advantage_streams(recipe: Recipe, rows: Sequence[Row], keys: _Keys) -> list[np.ndarray]:
@@ -151,43 +169,46 @@ def _count(recipe: Recipe, step: Step, keys: _Keys, reduce: Reduce) -> None:
     """Local counts, one all-reduce, tallies."""
     trained = {laid.rollout for laid in step.rows if laid.row.scalars.get("trainable") is not False}
     vector = [np.array([len(trained)], dtype=np.int64)]
-    selected: dict[str, int] = {}
     for name, component in recipe.components.items():
-        tally = _local(component, name, step, trained)
-        step.tallies[name] = tally
-        selected[name] = sum(int(np.count_nonzero(laid.weights[name])) for laid in step.rows)
-        vector.append(np.array([selected[name], tally.tokens, tally.rollouts, tally.nonempty, tally.groups], dtype=np.int64))
-        if component.normalizer.name == "prompt_mean" and keys.n_groups:
+        tally = step.tallies[name] = _local(component, name, step, trained)
+        selected = sum(int(np.count_nonzero(laid.weights[name])) for laid in step.rows)
+        sums = [selected, tally.tokens, tally.rollouts, tally.nonempty, len(tally.of_group)]
+        vector.append(np.array(sums, dtype=np.int64))
+        if _spread(component, keys):
             vector.append(_dense(tally.of_group, keys.n_groups))
-            vector.append(_dense({laid.group: 1 for laid in step.rows if laid.rollout in trained}, keys.n_groups))
+            vector.append(_dense(dict.fromkeys(tally.of_group, 1), keys.n_groups))
     total = reduce(np.concatenate(vector))
     step.n_rollouts, at = int(total[0]), 1
     for name, component in recipe.components.items():
         tally = step.tallies[name]
         step.counts[name], tally.tokens, tally.rollouts, tally.nonempty, tally.groups = total[at : at + 5].tolist()
         at += 5
-        if component.normalizer.name == "prompt_mean" and keys.n_groups:
-            tokens, present = total[at : at + keys.n_groups], total[at + keys.n_groups : at + 2 * keys.n_groups]
-            tally.of_group = {int(group): int(tokens[group]) for group in np.flatnonzero(present)}
-            tally.groups = int(np.count_nonzero(present))
+        if _spread(component, keys):
+            tokens, ranks = total[at : at + keys.n_groups], total[at + keys.n_groups : at + 2 * keys.n_groups]
+            tally.of_group = {int(group): int(tokens[group]) for group in np.flatnonzero(ranks)}
+            tally.groups = len(tally.of_group)
             at += 2 * keys.n_groups
+
+
+def _spread(component: Component, keys: _Keys) -> bool:
+    """The component needs counts per group, and groups have dataset-wide numbers, so that they may span ranks."""
+    return component.normalizer.effective == "prompt_mean" and keys.n_groups > 0
 
 
 def _dense(counts: dict[int, int], n: int) -> np.ndarray:
     out = np.zeros(n, dtype=np.int64)
-    for key, value in counts.items():
-        out[key] = value
+    out[list(counts)] = list(counts.values())
     return out
 
 
 def _local(component: Component, name: str, step: Step, trained: set[int]) -> Tally:
-    """This rank's counts of one component."""
-    tally, scheduled = Tally(), set()
-    for laid in step.rows:
-        if laid.rollout not in trained or not admits(component, laid.row):
+    """This rank's counts of one component, over the rollouts scheduled for it."""
+    tally = Tally()
+    admitted = [laid for laid in step.rows if laid.rollout in trained and admits(component, laid.row)]
+    scheduled = {laid.rollout for laid in admitted if not component.policy_only or wrote_something(laid.row)}
+    for laid in admitted:
+        if laid.rollout not in scheduled:
             continue
-        if not component.policy_only or wrote_something(laid.row):
-            scheduled.add(laid.rollout)
         counted = laid.weights[name]
         if component.normalizer.count == "all_observations":
             counted = observation_tokens(laid.row)
@@ -196,20 +217,22 @@ def _local(component: Component, name: str, step: Step, trained: set[int]) -> Ta
         tally.of_group[laid.group] = tally.of_group.get(laid.group, 0) + count
     tally.tokens = sum(tally.of_rollout.values())
     tally.rollouts = len(scheduled)
-    tally.nonempty = sum(1 for rollout, count in tally.of_rollout.items() if count and rollout in scheduled)
-    tally.groups = len({laid.group for laid in step.rows if laid.rollout in scheduled})
+    tally.nonempty = sum(count > 0 for count in tally.of_rollout.values())
     return tally
 
 
-def _report(recipe: Recipe, step: Step, keys: _Keys) -> None:
+def _report(step: Step, keys: _Keys, first_tokens: dict[str, int]) -> None:
     if not any(step.counts.values()):
         message = "no token of the step is in the loss: the step's loss is 0"
         step.findings.append(Finding("TM601", message, severity=Severity.ERROR, data={"dropped": dict(step.dropped)}))
-    first = {key.removesuffix(".first_token"): n for key, n in step.dropped.items() if key.endswith(".first_token")}
-    for name, count in first.items():
-        at = next(laid.row.index for laid in step.rows if len(laid.row))
+    for name, row in first_tokens.items():
+        count = step.dropped[f"{name}.first_token"]
         message = f"{count} rows begin with a token of component {name}; nothing predicts it, so its weight is 0"
-        step.findings.append(Finding("TM604", message, Place(row=at, token=0), Severity.WARNING, data={"count": count}))
+        step.findings.append(
+            Finding("TM604", message, Place(row=row, token=0), Severity.WARNING, data={"count": count})
+        )
     if keys.split:
-        message = f"{len(keys.split)} rollouts lie in this step with only some of their rows: their lengths are too short"
+        message = (
+            f"{len(keys.split)} rollouts lie in this step with only some of their rows: their lengths are too short"
+        )
         step.findings.append(Finding("TM605", message, Place(id=keys.split[0]), Severity.WARNING))

@@ -1,4 +1,4 @@
-"""The loss terms a component can name: their options, what they need, their formula. Knows no array; loss computes them.
+"""The loss terms a component can name: options, needs, formula. Knows no array; the loss room computes them.
 
 Symbols: lp = log π_θ(token), o = old log-prob (proximal policy; default the sampler's), μ = sampler log-prob,
 r = exp(lp − o), ρ = exp(lp − μ), A = advantage, sg = no gradient through it. Every term is minimised.
@@ -80,8 +80,12 @@ class KlOptions(TermOptions):
 
     estimator: Literal["k1", "k2", "k3"] = "k3"
     against: Literal["ref", "sampler", "old"] = "ref"
-    through_ratio: bool = Field(False, description="multiply by the live ratio r, so that k1 and k3 get KL(π‖ref)'s gradient")
-    compat: bool = Field(False, description="accept plain k1, whose expected gradient is 0, to reproduce a published run")
+    through_ratio: bool = Field(
+        False, description="multiply by the live ratio r, so that k1 and k3 get KL(π‖ref)'s gradient"
+    )
+    compat: bool = Field(
+        False, description="accept plain k1, whose expected gradient is 0, to reproduce a published run"
+    )
 
 
 @dataclass(frozen=True, slots=True)

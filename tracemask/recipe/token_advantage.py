@@ -1,4 +1,4 @@
-"""Advantages per token: a critic's, GAE and reward-to-go over policy tokens, means over branches. Knows rows, no loss."""
+"""Advantages per token: a critic's, GAE, reward-to-go, means over branches. Knows rows, no loss."""
 
 from __future__ import annotations
 
@@ -109,5 +109,7 @@ def _column(row: Row, name: str) -> np.ndarray:
     column = row.get(name)
     if column is None:
         fix = "let the critic write it, or choose an estimator that needs rewards alone"
-        raise RecipeError("TM603", where=f"row {row.index}", what=f"the dataset has no per-token column {name!r}", fix=fix)
+        raise RecipeError(
+            "TM603", where=f"row {row.index}", what=f"the dataset has no per-token column {name!r}", fix=fix
+        )
     return np.asarray(column, dtype=np.float64)

@@ -59,7 +59,9 @@ def lay_row(
         weights = np.zeros(len(row), dtype=np.float32)
         if row.scalars.get("trainable") is not False and admits(component, row):
             weights = rule_weights(component, row)
-            for why, gone in _taken_out(recipe, component, row, weights, advantage_T, policy_version, token_bytes, reason):
+            for why, gone in _taken_out(
+                recipe, component, row, weights, advantage_T, policy_version, token_bytes, reason
+            ):
                 hit = gone & (weights != 0)
                 if hit.any():
                     laid.dropped[f"{name}.{why}"] += int(hit.sum())
@@ -104,8 +106,8 @@ def _sampled_by_engine(recipe: Recipe, component: Component, row: Row, weights: 
         raise RecipeError(
             "TM940",
             where=f"row {row.index}",
-            what=f"fidelity is messages: its ids are re-encoded text that nobody sampled, and term {component.term} needs samples",
-            fix='record token ids; or keep such rows out with rows = { fidelity = ["exact", "completion"] }; or allow_messages = true',
+            what=f"fidelity is messages: nobody sampled these re-encoded ids, and term {component.term} needs samples",
+            fix='record ids; keep such rows out: rows = { fidelity = ["exact", "completion"] }; or allow_messages = true',
         )
 
 
@@ -129,7 +131,9 @@ def _stale(recipe: Recipe, row: Row, weights: np.ndarray, policy_version: int | 
     spec = recipe.off_policy
     if policy_version is None:
         fix = "pass policy_version to lay_step, or drop off_policy.max_staleness"
-        raise RecipeError("TM603", where="off_policy.max_staleness", what="the version being trained is not known", fix=fix)
+        raise RecipeError(
+            "TM603", where="off_policy.max_staleness", what="the version being trained is not known", fix=fix
+        )
     version = row.get("policy_version")
     numbers = np.full(len(row), np.nan) if version is None else version.astype(np.float64)
     unknown = np.isnan(numbers) | (numbers < 0)
