@@ -1,8 +1,8 @@
-"""The arrays of one micro-batch: its layout for the backbone and its targets for the loss. Knows no trace and no recipe.
+"""The arrays of one micro-batch: layout for the backbone, targets for the loss. Knows no trace and no recipe.
 
 Index t speaks of token t everywhere: log-prob, weight, advantage of a target belong to the token it predicts. The one
-shift is `parent_slot`: the slot whose hidden state predicts the target. A roll is its special case; a prefix tree, where
-one slot predicts several targets, needs the gather.
+shift is `parent_slot`: the slot whose hidden state predicts the target. A roll is its special case; a prefix tree,
+where one slot predicts several targets, needs the gather.
 """
 
 from __future__ import annotations
@@ -71,8 +71,8 @@ class VocabularyRows:
 
     def to(self, device: Any) -> VocabularyRows:
         """The same rows with their tensors on `device`."""
-        moved = {f.name: getattr(self, f.name) for f in fields(self)}
-        return VocabularyRows(**{k: v.to(device) if isinstance(v, Tensor) else v for k, v in moved.items()})
+        values = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "starts"}
+        return replace(self, **{name: None if x is None else x.to(device) for name, x in values.items()})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,7 +133,7 @@ def _each(value: Any, change: Any) -> Any:
 class Batch(Targets):
     """One micro-batch, packed or as a prefix tree. Layout arrays have length S, target arrays length N.
 
-    input_ids, positions (depth), parent (predicting slot, −1 at a root), exit (end of the segment's subtree): int64 [S].
+    input_ids, positions (depth), parent (predicting slot, −1 at a root), exit (end of its subtree): int64 [S].
     cu_seqlens: int64 [documents + 1] or None. select: int64 [N], slot of each target (any one, where slots are shared).
     target_id, parent_slot: int64 [N]. temperature: float [N] or None. group: int64 [N] or None.
     """

@@ -16,6 +16,7 @@ from torch import Tensor
 from tracemask.core.errors import LossError, UsageError
 from tracemask.core.registry import Table
 from tracemask.loss.mismatch import MismatchWeight, mismatch_weight
+from tracemask.loss.numerics import EXPONENT_CAP
 from tracemask.loss.terms import Level, Term, TermInputs, TermResult
 
 TERMS: Table[Term] = Table(
@@ -61,6 +62,7 @@ class Component:
     coef: float = 1.0
     options: Mapping[str, Any] = field(default_factory=dict)
     mismatch: Mapping[str, Any] | None = None
+    cap: float = EXPONENT_CAP
 
     @property
     def level(self) -> Level:
@@ -122,6 +124,7 @@ def components_of(recipe: Any) -> tuple[Component, ...]:
             float(entry.coef),
             _mapping(getattr(entry, "options", None)),
             _mapping(getattr(entry, "mismatch", None)) or None,
+            float(getattr(recipe, "exponent_cap", EXPONENT_CAP)),
         )
         component.term.check_options(component.options, where=f"components.{name}")
         found.append(component)

@@ -1,8 +1,8 @@
-"""Bridge to the recipe room: denominators and advantages for arrays that never were a dataset. Counts are integers."""
+"""Bridge to the recipe room: denominators and advantages of arrays that never were a dataset. Counts stay integers."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,6 +10,22 @@ import torch
 from torch import Tensor
 
 from tracemask.core.errors import LossError
+
+Reduce = Callable[[np.ndarray], np.ndarray]
+
+
+def all_reduced(group: Any = None) -> Reduce:
+    """A `reduce` hook: the sum of an int64 vector over the ranks of a torch.distributed process group."""
+
+    def reduce(counts: np.ndarray) -> np.ndarray:
+        import torch.distributed as dist
+
+        device = "cuda" if dist.get_backend(group) == "nccl" else "cpu"
+        total = torch.from_numpy(np.ascontiguousarray(counts, np.int64)).to(device)
+        dist.all_reduce(total, group=group)
+        return total.cpu().numpy()
+
+    return reduce
 
 
 def resolve(recipe: Any) -> Any:
@@ -28,60 +44,79 @@ def denominators(
     rollouts: int,
     *,
     group: Tensor | None = None,
-    reduce: Callable[[np.ndarray], np.ndarray] | None = None,
+    observations: Tensor | None = None,
+    reduce: Reduce | None = None,
 ) -> dict[str, Tensor]:
-    """component → denominator per token, float64 [T], from the integer counts of weights ≠ 0."""
-    reduce = reduce or (lambda counts: counts)
+    """component → denominator per token, float64 [T], from the counts of weights ≠ 0 (or of `observations`, bool [T]).
+
+    rollout: int64 [T] in [0, rollouts); every one of them is in N. group: [rollouts], here in one piece.
+    reduce: sums an int64 vector over ranks. Tokens of uncounted rollouts get 1, so that 0 / Z is 0.
+    """
+    from tracemask.recipe.normalize import NORMALIZERS
+
     place = rollout.cpu().numpy()
-    groups = (
-        np.zeros(rollouts, np.int64)
-        if group is None
-        else np.unique(torch.as_tensor(group).cpu().numpy(), return_inverse=True)[1]
-    )
+    groups = _numbers(group, rollouts)
     out = {}
     for name, entry in recipe.components.items():
-        chosen = (streams[name] != 0).cpu().numpy()
-        length = np.bincount(place[chosen], minlength=rollouts).astype(np.int64)
-        out[name] = torch.from_numpy(_one(entry.normalizer, length, groups, reduce, group is not None)[place]).to(
-            rollout.device
-        )
+        spec = entry.normalizer
+        counted = _counted(name, spec, streams[name], observations)
+        tally = _tally(np.bincount(place[counted], minlength=rollouts), groups, reduce)
+        if spec.name == "prompt_mean" and group is None:
+            raise LossError(
+                "TM950", what=f"component {name!r} is normalised per group, and none is given", fix="pass group="
+            )
+        rule = NORMALIZERS[getattr(spec, "effective", spec.name)]
+        each = [max(rule(tally, spec, i, int(groups[i])), 1) for i in range(rollouts)]
+        out[name] = torch.from_numpy(np.asarray(each, np.float64)[place]).to(rollout.device)
     return out
 
 
-def _one(normalizer: Any, length: np.ndarray, groups: np.ndarray, reduce: Any, grouped: bool) -> np.ndarray:
-    name = getattr(normalizer, "effective", normalizer.name)
-    if getattr(normalizer, "count", "selected") != "selected":
-        raise LossError(
-            "TM950", what="observations cannot be counted from log-probs", fix="use prepare(…) or selected counts"
-        )
-    leave_out = getattr(normalizer, "empty", "keep") == "leave_out"
-    total, rollouts = reduce(
-        np.array([length.sum(), (length > 0).sum() if leave_out else len(length)], np.int64)
-    ).tolist()
-    ones = np.ones(len(length))
-    if name == "token_mean":
-        return ones * total
-    if name == "sequence_mean":
-        return rollouts * length.astype(np.float64)
-    if name == "constant":
-        return ones * rollouts * normalizer.length
-    if name == "sum_per_rollout":
-        return ones * rollouts
-    if name == "prompt_mean":
-        if not grouped:
-            raise LossError("TM950", what="prompt_mean without groups", fix="pass group=")
-        per_group = np.bincount(groups, weights=length)
-        return per_group[groups] * int(reduce(np.array([len(np.unique(groups))], np.int64))[0])
-    return ones
+def _numbers(group: Tensor | None, rollouts: int) -> np.ndarray:
+    """Dense group numbers [rollouts]."""
+    if group is None:
+        return np.zeros(rollouts, np.int64)
+    values = torch.as_tensor(group).cpu().numpy().reshape(-1)
+    if len(values) != rollouts:
+        raise LossError("TM950", what=f"group has {len(values)} entries for {rollouts} rollouts", fix="one per rollout")
+    return np.unique(values, return_inverse=True)[1].reshape(-1)
+
+
+def _counted(name: str, spec: Any, stream: Tensor, observations: Tensor | None) -> np.ndarray:
+    if getattr(spec, "count", "selected") == "selected":
+        return (stream != 0).cpu().numpy()
+    if observations is None:
+        what = f"component {name!r} counts all observation tokens, and they are not given"
+        raise LossError("TM950", what=what, fix='pass observations=, or count = "selected"')
+    return observations.bool().cpu().numpy()
+
+
+def _tally(lengths: np.ndarray, groups: np.ndarray, reduce: Reduce | None) -> Any:
+    """The recipe room's tally of one component from counted tokens per rollout, made global by `reduce`."""
+    from tracemask.recipe.normalize import Tally
+
+    counts = np.array([lengths.sum(), len(lengths), (lengths > 0).sum(), len(np.unique(groups))], np.int64)
+    tokens, rollouts, nonempty, number = (counts if reduce is None else reduce(counts)).tolist()
+    per_group = np.bincount(groups, weights=lengths).astype(np.int64) if len(groups) else np.zeros(0, np.int64)
+    return Tally(
+        tokens=tokens,
+        rollouts=rollouts,
+        nonempty=nonempty,
+        groups=number,
+        of_rollout=dict(enumerate(lengths.tolist())),
+        of_group=dict(enumerate(per_group.tolist())),
+    )
 
 
 def advantages_of(recipe: Any, rewards: Any, group: Any) -> np.ndarray:
-    """Advantages [n] of rewards [n] in groups [n], by the recipe's estimator; excluded rollouts get 0."""
+    """Advantages [n] of rewards [n] in groups [n], by the recipe's estimator; NaN where a rollout has no reward."""
     from tracemask.recipe.advantage import compute
 
-    scalars = {
-        "reward": torch.as_tensor(rewards).tolist(),
-        "group_id": [str(g) for g in (torch.as_tensor(group).tolist() if group is not None else range(len(rewards)))],
-        "trace_id": [str(i) for i in range(len(rewards))],
+    n = len(torch.as_tensor(rewards).reshape(-1))
+    scalars: dict[str, Sequence[Any]] = {
+        recipe.reward.column: torch.as_tensor(rewards, dtype=torch.float64).reshape(-1).tolist(),
+        recipe.group.by or "group_id": [f"group {g}" for g in _numbers(group, n).tolist()],
+        "trace_id": [f"rollout {i}" for i in range(n)],
     }
-    return np.nan_to_num(compute(recipe, scalars).values)
+    if group is None:
+        del scalars[recipe.group.by or "group_id"]
+    return compute(recipe, scalars).values

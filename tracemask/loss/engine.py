@@ -1,7 +1,7 @@
 """Loss and gradient of one micro-batch: evaluates components, divides each by its own denominator, drives the LM head.
 
-L = Σ_c coef_c · Σ_t w_c[t]·term_c[t] / Z_c[t]. Denominators are the step's, counted before the forward pass, so that the
-gradient is the same for any split into micro-batches and ranks. The engine alone divides.
+L = Σ_c coef_c · Σ_t w_c[t]·term_c[t] / Z_c[t]. Denominators are the step's, counted before the forward pass, so that
+the gradient is the same for any split into micro-batches and ranks. The engine alone divides.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Objective:
                 raise LossError(
                     "TM950",
                     what=f"no weights for component {component.name!r}",
-                    fix=f"weigh its tokens, e.g. weights={{'{component.name}': …}}; given: {', '.join(targets.weights) or 'none'}",
+                    fix=f"weigh its tokens; the batch has {', '.join(targets.weights) or 'no weights'}",
                 )
 
     def parts(self, lp: Tensor, entropy: Tensor | None, lo: int = 0, hi: int | None = None) -> list[Part]:
@@ -78,11 +78,11 @@ class Objective:
         else:
             below = t.denominator[component.name][lo:hi].to(lp.dtype)
         share = torch.where(keep, weight / torch.where(keep, below, 1), 0)
-        given = restrict(self._inputs(lp, entropy, lo, hi), keep)
+        given = restrict(self._inputs(component.cap, lp, entropy, lo, hi), keep)
         result = component(torch.where(keep, lp, 0), given, separate_old=t.old_logprob is not None)
         return Part(component, keep, weight, share, result)
 
-    def _inputs(self, lp: Tensor, entropy: Tensor | None, lo: int, hi: int) -> TermInputs:
+    def _inputs(self, cap: float, lp: Tensor, entropy: Tensor | None, lo: int, hi: int) -> TermInputs:
         t = self.targets
 
         def cut(x: Tensor | None) -> Tensor | None:
@@ -97,6 +97,7 @@ class Objective:
             sampler=cut(t.sampler_logprob),
             ref=cut(t.ref_logprob),
             entropy=entropy,
+            cap=cap,
         )
 
     def prepare(self, lp: Tensor, entropy: Tensor | None) -> None:
@@ -251,14 +252,28 @@ def from_hidden(
     targets, target_id = (batch, batch.target_id) if order is None else (batch.take(order), batch.target_id[order])
     objective = Objective(components_of(recipe), targets, counts=counts, entropy=entropy)
     name = ("triton" if hidden.is_cuda else "chunked") if head == "auto" else head
-    fixed = Head(rows, target_id, Logits(logit_scale, softcap, valid_vocab), ROW_KERNELS[name], chunk)
-    total, lp, full = FusedHead.apply(hidden, weight, bias, fixed, objective, torch.is_grad_enabled())
+    logits = Logits(logit_scale, softcap, valid_vocab)
+    if name == "reference":
+        total, lp, full = _by_autograd(hidden, weight, bias, rows, target_id, logits, objective)
+    else:
+        fixed = Head(rows, target_id, logits, ROW_KERNELS[name], chunk)
+        total, lp, full = FusedHead.apply(hidden, weight, bias, fixed, objective, torch.is_grad_enabled())
     with torch.no_grad():
         values, tally = objective.report(lp, full if objective.wants_entropy else None)
     metrics, maxima = tally.result()
     given_back = [_restored(x, order) if len(x) == len(lp) else x for x in (lp, full)]
     entropies = given_back[1] if objective.wants_entropy else None
     return LossOutput(total, values, given_back[0], entropies, metrics, maxima)
+
+
+def _by_autograd(
+    hidden: Tensor, weight: Tensor, bias: Tensor | None, rows: Any, target: Tensor, logits: Any, objective: Objective
+) -> tuple[Tensor, Tensor, Tensor]:
+    from tracemask.loss.lm_head.reference import row_logprobs
+    from tracemask.loss.surrogate import Surrogate
+
+    lp, full = row_logprobs(hidden, weight, bias, rows, target, logits)
+    return Surrogate.apply(lp, full, objective), lp.detach(), full.detach()
 
 
 def _restored(values: Tensor, order: Tensor | None) -> Tensor:

@@ -27,7 +27,7 @@ def kl(
 ) -> TermResult:
     """The estimator of KL(π‖q) at each sampled token; q is `against`: ref, sampler or old. d = lp − log q.
 
-    k1 = d, k2 = d²/2, k3 = e^{−d} − 1 + d (Schulman's note on approximating KL). through_ratio multiplies by r = e^{lp−o}.
+    k1 = d, k2 = d²/2, k3 = e^{−d} − 1 + d (Schulman 2020). through_ratio multiplies by the live r = e^{lp−o}.
     Plain k1 (expected gradient 0) and a clamp (gradient 0 beyond it) are refused, TM951, unless `compat` says that
     another framework's behaviour is wanted.
     """

@@ -5,10 +5,9 @@ Denominators are counted here from the masks, for the whole step or, with `reduc
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, NoReturn
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -16,11 +15,10 @@ from tracemask.core.errors import LossError
 from tracemask.core.finding import Finding
 from tracemask.loss.batch import Targets
 from tracemask.loss.components import Component, components_of
+from tracemask.loss.denominators import Reduce, advantages_of, denominators, resolve
 from tracemask.loss.engine import Objective
 from tracemask.loss.output import LossOutput
 from tracemask.loss.surrogate import Surrogate
-
-Reduce = Callable[[np.ndarray], np.ndarray]
 
 
 def from_logprobs(
@@ -37,6 +35,7 @@ def from_logprobs(
     cu_seqlens: Tensor | None = None,
     rewards: Tensor | None = None,
     group: Tensor | None = None,
+    observations: Tensor | None = None,
     reduce: Reduce | None = None,
 ) -> LossOutput:
     """The loss of one step. logprobs [T], rollouts end to end with cu_seqlens [n + 1], or [B, T] with mask [B, T].
@@ -44,20 +43,28 @@ def from_logprobs(
     logprobs[t] is the log-prob of token t itself: shift before you call. mask, old, sampler, ref, entropy: its shape.
     weights: component → its shape; a component without an entry takes the mask, but `ce` beside other components must
     have its own. advantages: [n] per rollout, or per token; or rewards [n] with group [n], by the recipe's estimator.
-    reduce: sums an int64 array over ranks; needed where ranks hold parts of one step.
+    observations: its shape, all observation tokens, for recipes that count them (echo_paper). reduce: sums an int64
+    array over ranks, where ranks hold parts of one step (whole groups each).
     Returns LossOutput, logprobs in the input's shape. Raises LossError TM404, TM603, TM950.
     """
-    from tracemask.loss.denominators import denominators, resolve
-
     recipe = resolve(recipe)
     components = components_of(recipe)
     layout = _Layout(logprobs, mask, cu_seqlens, needed=weights is None)
     streams = {c.name: _stream(c, components, layout, weights) for c in components}
     given = _advantages(recipe, layout, advantages, rewards, group)
-    for name, entry in recipe.components.items():
-        if getattr(entry, "zero_advantage", "keep") == "drop" and given is not None:
-            streams[name] = torch.where(given != 0, streams[name], 0)
-    below = denominators(recipe, streams, layout.rollout, layout.rollouts, group=group, reduce=reduce)
+    for component, entry in zip(components, recipe.components.values(), strict=True):
+        streams[component.name] = _without(
+            component, entry, streams[component.name], given, excluded=rewards is not None
+        )
+    below = denominators(
+        recipe,
+        streams,
+        layout.rollout,
+        layout.rollouts,
+        group=group,
+        observations=layout.flat(observations, "observations"),
+        reduce=reduce,
+    )
     targets = Targets(
         weights=streams,
         denominator=below,
@@ -94,6 +101,10 @@ def _wide(x: Tensor) -> Tensor:
     return x if x.dtype in (torch.float32, torch.float64) else x.float()
 
 
+def _misfit(what: str, fix: str) -> NoReturn:
+    raise LossError("TM950", what=what, fix=fix)
+
+
 class _Layout:
     """Which rollout each flat position belongs to. Positions of a padded batch keep their place; the mask decides."""
 
@@ -115,11 +126,9 @@ class _Layout:
             bounds = bounds.to(self.device, torch.int64)
             self.rollouts = len(bounds) - 1
             if bounds.numel() < 1 or int(bounds[0]) != 0 or int(bounds[-1]) != count or bool((bounds.diff() < 0).any()):
-                raise LossError(
-                    "TM950", what=f"cu_seqlens does not cut {count} tokens", fix="start at 0, end at T, ascend"
-                )
+                _misfit(f"cu_seqlens does not cut {count} tokens", "start at 0, end at T, ascend")
         else:
-            raise LossError("TM950", what=f"log-probs of shape {tuple(self.shape)}", fix="give [T] or [B, T]")
+            _misfit(f"log-probs of shape {tuple(self.shape)}", "give [T] or [B, T]")
         places = torch.arange(count, device=self.device)
         self.rollout = torch.searchsorted(bounds, places, right=True) - 1
         self.index = places - bounds[self.rollout] if count else places
@@ -131,11 +140,8 @@ class _Layout:
             return None
         values = torch.as_tensor(values, device=self.device)
         if values.shape != self.shape:
-            raise LossError(
-                "TM950",
-                what=f"{name} has shape {tuple(values.shape)}, the log-probs {tuple(self.shape)}",
-                fix="align it: entry t speaks of token t",
-            )
+            what = f"{name} has shape {tuple(values.shape)}, the log-probs {tuple(self.shape)}"
+            _misfit(what, "align it: entry t speaks of token t")
         return values.reshape(-1)
 
     def per_token(self, values: Tensor, name: str) -> Tensor:
@@ -156,17 +162,25 @@ def _stream(
         assert stream is not None
         return stream.to(torch.float64)
     own = component.needs or len(components) == 1
-    if not own or layout.mask is None and weights is not None:
-        raise LossError(
-            "TM950",
-            what=f"no weights for component {component.name!r}",
-            fix=f"pass weights={{{component.name!r}: …}}: which tokens it trains is not the policy's mask",
-        )
+    if not own or (layout.mask is None and weights is not None):
+        fix = f"pass weights={{{component.name!r}: …}}: which tokens it trains is not the policy's mask"
+        _misfit(f"no weights for component {component.name!r}", fix)
     if layout.mask is None:
         return torch.ones(layout.rollout.shape, dtype=torch.float64, device=layout.device)
     if layout.mask.is_floating_point() and not bool(torch.isfinite(layout.mask).all()):
-        raise LossError("TM950", what="the mask is not finite", fix="give 0 and 1, or booleans")
+        _misfit("the mask is not finite", "give 0 and 1, or booleans")
     return layout.mask.to(torch.float64)
+
+
+def _without(component: Component, entry: Any, stream: Tensor, advantage: Tensor | None, *, excluded: bool) -> Tensor:
+    """The stream without zero-advantage tokens where the recipe drops them and without rollouts that lack a reward."""
+    if advantage is None:
+        return stream
+    if getattr(entry, "zero_advantage", "keep") == "drop":
+        stream = torch.where(advantage != 0, stream, 0)
+    if excluded and "advantage" in component.needs:
+        stream = torch.where(torch.isnan(advantage), 0, stream)
+    return stream
 
 
 def _advantages(
@@ -174,11 +188,9 @@ def _advantages(
 ) -> Tensor | None:
     if advantages is not None:
         if rewards is not None:
-            raise LossError("TM950", what="both advantages and rewards", fix="pass one of them")
+            _misfit("both advantages and rewards", "pass one of them")
         return layout.per_token(advantages, "advantages")
     if rewards is None:
         return None
-    from tracemask.loss.denominators import advantages_of
-
     values = torch.as_tensor(advantages_of(recipe, rewards, group), device=layout.device)
     return layout.per_token(values, "rewards")

@@ -57,7 +57,7 @@ def _numbers(values: Iterable[Tensor]) -> list[float]:
 def tally_component(
     tally: Tally, name: str, result: TermResult, keep: Tensor, sign: Tensor | None, tokens: int
 ) -> None:
-    """Shares and means of one component. keep: bool [N]. sign: the advantage [N], for shares by its sign. tokens: all."""
+    """Shares and means of one component. keep: bool [N]. sign: advantage [N]: shares by its sign. tokens: of all."""
     tally.add(f"{name}/loss", result.loss, keep)
     tally.pair(f"{name}/selected", keep.sum(), float(tokens))
     for stat, values in result.stats.items():
@@ -94,7 +94,7 @@ def merged(parts: Iterable[Mapping[str, tuple[float, float]]]) -> dict[str, tupl
 
 
 def means(pairs: Mapping[str, tuple[float, float]]) -> dict[str, float]:
-    """sum / count of each pair; NaN where nothing was counted. Adds `effective_sample` = mean(r)²/mean(r²) in (0, 1]."""
+    """sum / count of each pair; NaN where nothing was counted. Adds `effective_sample`, mean(r)²/mean(r²) in (0, 1]."""
     out = {name: value / count if count else float("nan") for name, (value, count) in pairs.items()}
     for name in [n for n in out if n.endswith("/ratio_squared")]:
         component, square = name.rpartition("/")[0], out[name]
@@ -103,7 +103,7 @@ def means(pairs: Mapping[str, tuple[float, float]]) -> dict[str, float]:
 
 
 def rollout_totals(weights: Tensor, denominator: Tensor, rollout: Tensor, rollouts: int) -> Tensor:
-    """Σ |weight| / denominator of each rollout [rollouts]: how hard its length alone makes it push (length-bias audit)."""
+    """Σ |weight| / denominator of each rollout [rollouts]: how hard its length alone makes it push (length bias)."""
     keep = weights != 0
     share = torch.where(keep, weights.abs().double() / torch.where(keep, denominator, 1).double(), 0)
     return torch.zeros(rollouts, dtype=torch.float64, device=weights.device).index_add_(0, rollout, share)

@@ -13,7 +13,7 @@ from tracemask.core.finding import Finding
 
 class ComponentValue(NamedTuple):
     """sum: Σ weight·term. denominator: the one number it is divided by, or, where it differs from token to token, its
-    weighted harmonic mean. value: Σ weight·term/denominator, without coef; micro-batches and ranks add up to the step's.
+    weighted harmonic mean. value: Σ weight·term/denominator, without coef; micro-batches and ranks add up.
     """
 
     sum: float

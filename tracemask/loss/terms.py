@@ -1,4 +1,4 @@
-"""What a loss term is: a pure function from log-probs to per-token loss and its closed-form derivative. Sums nothing."""
+"""What a loss term is: a pure function from log-probs to per-token loss and closed-form derivative. Sums nothing."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The fused LM head: log-probs and gradients of selected targets, a chunk of vocabulary rows at a time.
 
-One pass forms logits, asks the objective for derivatives and turns the buffer into d logits in place; the full matrix of
-logits never exists. Sequence-level objectives take one log-prob pass first. Knows no term and no recipe.
+One pass forms logits, asks the objective for derivatives and turns the buffer into d logits in place; the full matrix
+of logits never exists. Sequence-level objectives take one log-prob pass first. Knows no term and no recipe.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tracemask.loss.lm_head.spec import Logits, accumulation_dtype, chunk_rows
 
 
 class Objective(Protocol):
-    """What the head asks of the loss. lp, entropy: [hi − lo] of targets lo..hi in row order; entropy None if unwanted."""
+    """What the head asks of the loss. lp, entropy (None if unwanted): [hi − lo] of targets lo..hi in row order."""
 
     needs_every_logprob: bool
     wants_entropy: bool
@@ -137,7 +137,7 @@ class FusedHead(torch.autograd.Function):
         ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, head: Head, objective: Objective, grad: bool
     ) -> Any:
         walk = _Pass(hidden, weight, bias, head, objective)
-        wanted = (grad and ctx.needs_input_grad[0], grad and ctx.needs_input_grad[1], grad and ctx.needs_input_grad[2])
+        wanted = tuple(grad and needed for needed in ctx.needs_input_grad[:3])
         if objective.needs_every_logprob or not any(wanted):
             buffer = walk.buffer()
             for c in walk.chunks():

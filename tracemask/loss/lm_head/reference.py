@@ -1,4 +1,4 @@
-"""The plain LM head: logits by autograd, all at once. The reference for the fused one, and the path for custom losses."""
+"""The plain LM head: all logits at once, by autograd. Reference of the fused one, and the path for custom losses."""
 
 from __future__ import annotations
 
