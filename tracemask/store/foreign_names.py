@@ -52,7 +52,7 @@ SHORT = {"ids": "token_ids", "tokens": "token_ids", "logprobs": "logprob", "adva
 
 @dataclass(frozen=True, slots=True)
 class Names:
-    """Which field of a foreign file is what. ids: the field of whole rows; None where prompt and completion are apart."""
+    """Which field of a foreign file is what. ids: whole rows; None where prompt and completion are apart."""
 
     ids: str | None
     prompt: str | None

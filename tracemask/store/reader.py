@@ -52,12 +52,17 @@ class Dataset:
         self, sources: Sequence[RowSource], *, kind: str, paths: tuple[str, ...], names: Sequence[str], identity: str
     ) -> None:
         self.kind, self.paths, self.fingerprint = kind, paths, identity
+        self.opened_with: Mapping[str, str] | tuple[str, ...] | None = None
         self.sources = list(sources)
         self.shards = [ShardInfo(name, source.rows) for name, source in zip(names, sources, strict=True)]
         self._starts = [0, *accumulate(source.rows for source in sources)]
         self.metadata: dict[str, Any] = dict(sources[0].metadata) if sources else {}
         self.token_columns = tuple(dict.fromkeys(name for source in sources for name in source.token_columns))
         self.scalar_names = tuple(dict.fromkeys(name for source in sources for name in source.scalar_names))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A worker process opens the files again instead of receiving their bytes."""
+        return _reopen, (self.paths, self.opened_with, self.fingerprint)
 
     def __len__(self) -> int:
         return self._starts[-1]
@@ -123,9 +128,17 @@ def open_dataset(
         raise UsageError("TM904", what="no dataset given", fix="give at least one path")
     opened = [_open_one(one, columns) for one in paths]
     dataset = opened[0] if len(opened) == 1 else _join(opened, tuple(paths))
+    dataset.opened_with = columns if columns is None or isinstance(columns, Mapping) else tuple(columns)
     if len(dataset) == 0:
         where = ", ".join(paths)
         raise StoreError("TM904", where=where, what="the dataset has no rows", fix="convert some traces first")
+    return dataset
+
+
+def _reopen(paths: tuple[str, ...], columns: Mapping[str, str] | tuple[str, ...] | None, identity: str) -> Dataset:
+    dataset = open_dataset(paths[0] if len(paths) == 1 else paths, columns=columns)
+    if dataset.fingerprint != identity:
+        raise StoreError("TM935", where=", ".join(paths), what="the dataset was replaced", fix="open it again")
     return dataset
 
 

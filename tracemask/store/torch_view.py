@@ -1,0 +1,41 @@
+"""Rows and packs as torch tensors that share memory with the shard. Knows no order; torch is imported on first use."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from tracemask.store.pack import Pack
+from tracemask.store.reader import Dataset
+from tracemask.store.row import Row
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+def tensors(dataset: Dataset, i: int, columns: Sequence[str] | None = None) -> dict[str, Tensor]:
+    """Row `i` as tensors, without a copy where the shard is uncompressed and local (booleans are unpacked).
+
+    Writing into one changes this process's view of the row, never the file. columns: default all of the row.
+    """
+    return of_row(dataset.row(i, writable=True), columns)
+
+
+def of_row(row: Row, columns: Sequence[str] | None = None) -> dict[str, Tensor]:
+    """A row's columns as tensors; read-only ones are copied."""
+    names = row.columns if columns is None else columns
+    return {name: _tensor(row.columns[name]) for name in names if row.columns[name].dtype.kind != "U"}
+
+
+def of_pack(pack: Pack) -> dict[str, Tensor]:
+    """A pack's columns, `cu_seqlens` and `positions` as tensors."""
+    arrays = {**pack.columns, "cu_seqlens": pack.cu_seqlens, "positions": pack.positions}
+    return {name: _tensor(values) for name, values in arrays.items()}
+
+
+def _tensor(values: np.ndarray) -> Tensor:
+    import torch
+
+    return torch.from_numpy(values if values.flags.writeable else values.copy())
