@@ -1,0 +1,196 @@
+"""Compiles one template and runs it over one conversation in this process. Knows no token, no process, no file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import date
+from typing import Any
+
+from jinja2 import nodes
+from jinja2.exceptions import SecurityError, TemplateError, TemplateSyntaxError, UndefinedError
+
+from tracemask.core.errors import RenderError
+from tracemask.core.vocab import Origin
+from tracemask.render.budget import MAX_SOURCE, Progress
+from tracemask.render.codegen import refuse_nodes
+from tracemask.render.provenance import (
+    At,
+    LimitExceeded,
+    Mark,
+    Tag,
+    Text,
+    Untraceable,
+    wrap,
+    wrap_message,
+)
+from tracemask.render.sandbox import make_environment
+from tracemask.render.text import RenderedText, Span
+
+TOKEN_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+REASONING_NAMES = ("reasoning_content", "thinking", "reasoning")
+_REMEDY = "check the template and the conversation; transformers fails on it too"
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One render. absent: how content that is None or missing is passed: "dropped", "null" or "empty"."""
+
+    messages: Sequence[Mapping[str, Any]]
+    tools: Sequence[Any] | None = None
+    add_generation_prompt: bool = False
+    kwargs: Mapping[str, Any] | None = None
+
+
+class Engine:
+    """One compiled template. `tokens`: bos_token and friends, printed as the template's own literals."""
+
+    def __init__(self, source: str, *, name: str, tokens: Mapping[str, str], day: date) -> None:
+        self.name = name or "template"
+        self._tokens = {key: value for key, value in tokens.items() if value is not None}
+        self._environment = make_environment(day)
+        if len(source) > MAX_SOURCE:
+            raise RenderError("TM922", where=self.name, what=f"the template is longer than {MAX_SOURCE} characters")
+        progress = Progress()
+        try:
+            tree = self._environment.parse(source)
+            refuse_nodes(tree)
+            self._asks_for_null = _tests_content_for_none(tree)
+            code = self._environment.compile(tree, name=None, filename="<template>")
+            self._template = self._environment.template_class.from_code(
+                self._environment, code, self._environment.make_globals(None)
+            )
+        except Exception as error:  # noqa: BLE001 - a stranger's template may raise anything
+            raise self._coded(error, progress) from None
+
+    def render(self, job: Job) -> RenderedText:
+        """The text and its spans. Absent content is dropped as transformers does, else null, else ""."""
+        absent = [index for index, message in enumerate(job.messages) if message.get("content") is None]
+        try:
+            return self._render(job, "dropped")
+        except RenderError as error:
+            if not absent or error.code != "TM920":
+                raise
+            first = error
+        for manner in ("null", "empty") if self._asks_for_null else ("empty",):
+            try:
+                rendered = self._render(job, manner)
+            except RenderError:
+                continue
+            return rendered if manner == "null" else _with_empty(rendered, tuple(absent))
+        raise first
+
+    def _render(self, job: Job, manner: str) -> RenderedText:
+        progress = Progress()
+        try:
+            variables = self._variables(job, manner)
+            context = self._template.new_context(variables)
+            context.progress = progress
+            pieces: list[tuple[int, str]] = []
+            for piece in self._template.root_render_func(context):
+                pieces.append((progress.message, piece))
+            return assemble(pieces)
+        except Exception as error:  # noqa: BLE001 - a stranger's template may raise anything
+            raise self._coded(error, progress) from None
+
+    def _variables(self, job: Job, manner: str) -> dict[str, Any]:
+        messages = wrap((), -1, Origin.FIELD, ("messages",))
+        for index, message in enumerate(job.messages):
+            messages.append(wrap_message(_normalized(message, manner), index))
+        variables: dict[str, Any] = dict(self._tokens)
+        variables.update(
+            messages=messages,
+            tools=None if job.tools is None else wrap(list(job.tools), -1, Origin.TOOLS, ("tools",)),
+            documents=None,
+            add_generation_prompt=job.add_generation_prompt,
+        )
+        for key, value in (job.kwargs or {}).items():
+            variables[key] = value if key in TOKEN_NAMES else wrap(value, -1, Origin.FIELD, ("kwargs", key))
+        return variables
+
+    def _coded(self, error: Exception, progress: Progress) -> RenderError:
+        where = self.name if progress.message < 0 else f"{self.name}, message {progress.message}"
+        message = str(error).replace("'tracemask.render.provenance.Record object'", "'dict object'")
+        if isinstance(error, RenderError):
+            return error
+        if isinstance(error, Untraceable):
+            what = f"the template uses {error.construct}, whose characters cannot be followed to their field"
+            return RenderError("TM921", where=where, what=what, fix="rewrite that line of the template")
+        if isinstance(error, (LimitExceeded, RecursionError, MemoryError, OverflowError)):
+            what = f"the template exceeds a limit: {message or type(error).__name__}"
+            return RenderError("TM922", where=where, what=what, fix="no chat template needs this; do not trust it")
+        if isinstance(error, SecurityError):
+            return RenderError("TM920", where=where, what=f"the sandbox refuses: {message}", fix="do not trust it")
+        if isinstance(error, TemplateSyntaxError):
+            return RenderError("TM920", where=f"{self.name}:{error.lineno}", what=f"syntax error: {error.message}")
+        if isinstance(error, TemplateError) and not isinstance(error, UndefinedError):
+            return RenderError("TM920", where=where, what=f"the template refuses: {message}", fix=_REMEDY)
+        return RenderError("TM920", where=where, what=f"{type(error).__name__}: {message}", fix=_REMEDY)
+
+
+def _with_empty(rendered: RenderedText, absent: tuple[int, ...]) -> RenderedText:
+    return RenderedText(rendered.text, rendered.spans, absent, rendered.generation)
+
+
+def _normalized(message: Mapping[str, Any], manner: str) -> dict[str, Any]:
+    """What transformers passes: keys whose value is None dropped, reasoning under all its names."""
+    plain = {key: value for key, value in message.items() if value is not None}
+    if manner != "dropped" and "content" not in plain:
+        plain["content"] = None if manner == "null" else ""
+    reasoning = next((plain[name] for name in REASONING_NAMES if plain.get(name) is not None), None)
+    if reasoning is not None:
+        plain = {"thinking": reasoning, **plain, "reasoning_content": reasoning}
+    return plain
+
+
+def _tests_content_for_none(tree: nodes.Template) -> bool:
+    """True if the template asks whether something other than reasoning is none."""
+    for test in tree.find_all(nodes.Test):
+        if test.name == "none":
+            operand = test.node
+            name = getattr(operand, "attr", None) or getattr(operand, "name", None)
+            if isinstance(operand, nodes.Getitem) and isinstance(operand.arg, nodes.Const):
+                name = operand.arg.value
+            if name == "content":
+                return True
+    return False
+
+
+def assemble(pieces: Sequence[tuple[int, str]]) -> RenderedText:
+    """Output pieces, each with the message whose iteration emitted it, as text with spans."""
+    spans: list[Span] = []
+    generation: list[tuple[int, int]] = []
+    opened: list[int] = []
+    at = start = 0
+    last: tuple[int, Tag | None] | None = None
+    for message, piece in pieces:
+        for length, tag in piece._runs if isinstance(piece, Text) else ((len(piece), None),):
+            position = message
+            if type(tag) is Mark:
+                if tag.opens:
+                    opened.append(at)
+                elif opened:
+                    generation.append((opened.pop(), at))
+                continue
+            if type(tag) is At:
+                position, tag = tag.message, tag.tag
+            if not length:
+                continue
+            key = (position, tag)
+            if key != last:
+                if last is not None:
+                    spans.append(_span(start, at, *last))
+                start, last = at, key
+            at += length
+    if last is not None:
+        spans.append(_span(start, at, *last))
+    text = "".join(
+        [str.__str__(piece) if type(piece) is str else str.__getitem__(piece, slice(None)) for _, piece in pieces]
+    )
+    return RenderedText(text, spans, (), tuple(sorted(generation)))
+
+
+def _span(start: int, end: int, message: int, tag: Tag | None) -> Span:
+    if tag is None:
+        return Span(start, end, message, -1, Origin.RENDERER)
+    return Span(start, end, message, tag.source, tag.origin, tag.path, tag.coarse)

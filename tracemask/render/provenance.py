@@ -1,0 +1,477 @@
+"""Strings, dicts, lists and numbers that remember which field of which message they came from. Knows no template.
+
+A `Text` is a str whose characters are covered by runs `(length, tag)`; tag None is a literal of the template, else a
+`Tag`. Everything that a template can do with a str keeps the runs or raises `Untraceable` naming the construct.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+from tracemask.core.vocab import Origin
+
+MAX_CHARS = 1 << 24  # no intermediate or final text may be longer: 16 Mi characters
+
+
+class Untraceable(Exception):
+    """A construct whose characters cannot be followed to their field. `construct` names it for the reader."""
+
+    def __init__(self, construct: str) -> None:
+        super().__init__(construct)
+        self.construct = construct
+
+
+class LimitExceeded(Exception):
+    """A template asked for more characters, steps or depth than a chat template can need."""
+
+
+class Tag(NamedTuple):
+    """Where characters came from: message `source` (-1: none), kind of field, path in it; `coarse`: no finer than that."""
+
+    source: int
+    origin: Origin
+    path: tuple[str | int, ...]
+    coarse: bool = False
+
+
+class At(NamedTuple):
+    """A tag whose position was fixed before the characters reached the output (a loop inside a set block)."""
+
+    message: int
+    tag: Tag | None
+
+
+class Mark(NamedTuple):
+    """The zero-length tag that opens or closes a generation block."""
+
+    opens: bool
+
+
+Run = tuple[int, Any]
+UNKNOWN = Tag(-1, Origin.FIELD, (), True)
+plain_slice = str.__getitem__
+
+
+def plain(text: str) -> str:
+    """The same characters as an exact str."""
+    return text if type(text) is str else plain_slice(text, slice(None))
+
+
+class Text(str):
+    """A str with provenance. `_runs` cover it exactly once, in order; they are never changed in place."""
+
+    __slots__ = ("_runs",)
+    _runs: Sequence[Run]
+
+    def __str__(self) -> str:
+        return self
+
+    def __add__(self, other: str) -> str:
+        return cat((self, other)) if isinstance(other, str) else NotImplemented
+
+    def __radd__(self, other: str) -> str:
+        return cat((other, self)) if isinstance(other, str) else NotImplemented
+
+    def __mul__(self, count: Any) -> str:
+        if not isinstance(count, int):
+            return NotImplemented
+        check_size(len(self) * max(count, 0))
+        return cat((self,) * max(count, 0))
+
+    __rmul__ = __mul__
+
+    def __getitem__(self, key: Any) -> str:
+        if not isinstance(key, slice):
+            key = range(len(self))[key]
+            return sub(self, key, key + 1)
+        start, stop, step = key.indices(len(self))
+        if step == 1:
+            return sub(self, start, max(start, stop))
+        return cat([sub(self, index, index + 1) for index in range(start, stop, step)])
+
+    def __iter__(self) -> Iterator[str]:
+        return (sub(self, index, index + 1) for index in range(len(self)))
+
+    def __format__(self, spec: str) -> str:
+        if spec:
+            raise Untraceable("a format specification on a field")
+        return self
+
+    def lstrip(self, chars: str | None = None) -> str:
+        return sub(self, len(self) - len(str.lstrip(self, chars)), len(self))
+
+    def rstrip(self, chars: str | None = None) -> str:
+        return sub(self, 0, len(str.rstrip(self, chars)))
+
+    def strip(self, chars: str | None = None) -> str:
+        left = str.lstrip(self, chars)
+        start = len(self) - len(left)
+        return sub(self, start, start + len(str.rstrip(left, chars)))
+
+    def removeprefix(self, prefix: str, /) -> str:
+        return sub(self, len(prefix), len(self)) if str.startswith(self, prefix) else self
+
+    def removesuffix(self, suffix: str, /) -> str:
+        return sub(self, 0, len(self) - len(suffix)) if suffix and str.endswith(self, suffix) else self
+
+    def split(self, sep: str | None = None, maxsplit: Any = -1) -> list[str]:
+        return pieces(self, str.split(self, sep, maxsplit), sep)
+
+    def rsplit(self, sep: str | None = None, maxsplit: Any = -1) -> list[str]:
+        parts = str.rsplit(self, sep, maxsplit)
+        if sep is not None:
+            return pieces(self, parts, sep)
+        found: list[str] = []
+        end = len(self)
+        for part in reversed(parts):
+            start = str.rindex(self, part, 0, end)
+            found.append(sub(self, start, start + len(part)))
+            end = start
+        return found[::-1]
+
+    def splitlines(self, keepends: Any = False) -> list[str]:
+        found: list[str] = []
+        start = 0
+        for line, shown in zip(str.splitlines(self, True), str.splitlines(self, keepends), strict=True):
+            found.append(sub(self, start, start + len(shown)))
+            start += len(line)
+        return found
+
+    def partition(self, sep: str, /) -> tuple[str, str, str]:
+        before, middle, _ = str.partition(self, sep)
+        start, end = len(before), len(before) + len(middle)
+        return sub(self, 0, start), sub(self, start, end), sub(self, end, len(self))
+
+    def rpartition(self, sep: str, /) -> tuple[str, str, str]:
+        before, middle, _ = str.rpartition(self, sep)
+        start, end = len(before), len(before) + len(middle)
+        return sub(self, 0, start), sub(self, start, end), sub(self, end, len(self))
+
+    def replace(self, old: str, new: str, count: Any = -1, /) -> str:
+        if old:
+            if old not in self:
+                return self
+            return join(new, pieces(self, str.split(self, old, count), old))
+        limit = len(self) + 1 if count < 0 else min(count, len(self) + 1)
+        parts: list[str] = []
+        for index in range(len(self) + 1):
+            if index < limit:
+                parts.append(new)
+            parts.append(sub(self, index, index + 1))
+        return cat(parts)
+
+    def join(self, items: Iterable[str], /) -> str:
+        return join(self, items)
+
+    def center(self, width: Any, fill: str = " ", /) -> str:
+        return padded(self, str.center(self, check_width(width), fill), fill)
+
+    def ljust(self, width: Any, fill: str = " ", /) -> str:
+        return padded(self, str.ljust(self, check_width(width), fill), fill)
+
+    def rjust(self, width: Any, fill: str = " ", /) -> str:
+        return padded(self, str.rjust(self, check_width(width), fill), fill)
+
+    def zfill(self, width: Any, /) -> str:
+        filled = str.zfill(self, check_width(width))
+        sign = 1 if self[:1] in ("+", "-") and len(filled) > len(self) else 0
+        zeros = "0" * (len(filled) - len(self))
+        return cat((sub(self, 0, sign), zeros, sub(self, sign, len(self))))
+
+    def expandtabs(self, tabsize: Any = 8) -> str:
+        if "\t" in self:
+            check_width(tabsize)
+            raise Untraceable("str.expandtabs on text with tabs")
+        return self
+
+    def upper(self) -> str:
+        return mapped(self, str.upper, "upper")
+
+    def lower(self) -> str:
+        return mapped(self, str.lower, "lower")
+
+    def casefold(self) -> str:
+        return mapped(self, str.casefold, "casefold")
+
+    def swapcase(self) -> str:
+        return mapped(self, str.swapcase, "swapcase")
+
+    def title(self) -> str:
+        return mapped(self, str.title, "title")
+
+    def capitalize(self) -> str:
+        return mapped(self, str.capitalize, "capitalize")
+
+    def translate(self, table: Any, /) -> str:
+        return mapped(self, lambda part: str.translate(part, table), "translate")
+
+    def encode(self, *args: Any, **kwargs: Any) -> bytes:
+        raise Untraceable("str.encode")
+
+
+new_text = str.__new__
+
+
+def make(text: str, runs: Sequence[Run]) -> Text:
+    """A Text of these characters and runs; the caller vouches that the runs cover it."""
+    made = new_text(Text, text)
+    made._runs = runs
+    return made
+
+
+def literal(text: str) -> Text:
+    """A template literal as Text, so that its methods keep the provenance of their arguments."""
+    return make(text, ((len(text), None),))
+
+
+def tagged(text: str, tag: Any) -> Text:
+    """All of `text` from one place."""
+    return make(text, ((len(text), tag),))
+
+
+def runs_of(text: str) -> Sequence[Run]:
+    """The runs of a Text, or one literal run for a plain str."""
+    return text._runs if isinstance(text, Text) else ((len(text), None),)
+
+
+def tag_of(value: Any) -> Tag | None:
+    """The first tag in a value, None for what came from the template alone."""
+    if isinstance(value, Text):
+        for _, tag in value._runs:
+            tag = tag.tag if type(tag) is At else tag
+            if type(tag) is Tag:
+                return tag
+        return None
+    return getattr(value, "_tag", None)
+
+
+def coarse(tag: Tag | None) -> Tag | None:
+    """The same place, marked as no finer than the field."""
+    return None if tag is None else Tag(tag.source, tag.origin, tag.path, True)
+
+
+def check_size(chars: int) -> None:
+    """Raise LimitExceeded if a text would be longer than any chat can be."""
+    if chars > MAX_CHARS:
+        raise LimitExceeded(f"a text of more than {MAX_CHARS} characters")
+
+
+def check_width(width: Any) -> Any:
+    """A width or count, refused where it asks for more than MAX_CHARS."""
+    if isinstance(width, int) and abs(width) > MAX_CHARS:
+        raise LimitExceeded(f"a width of {'more than ' if width > 0 else 'less than -'}{MAX_CHARS}")
+    return width
+
+
+def cat(parts: Sequence[str]) -> str:
+    """The parts one after the other; a plain str if none of them carries provenance."""
+    runs: list[Run] = []
+    size = 0
+    traced = False
+    for part in parts:
+        length = len(part)
+        size += length
+        if type(part) is str:
+            if length:
+                runs.append((length, None))
+        else:
+            traced = True
+            runs += part._runs  # pyright: ignore[reportAttributeAccessIssue]
+    if size > MAX_CHARS:
+        check_size(size)
+    if not traced:
+        return "".join(parts)
+    made = new_text(Text, "".join(parts))
+    made._runs = runs
+    return made
+
+
+def sub(text: Text, start: int, end: int) -> str:
+    """Characters [start, end) of a Text with their runs."""
+    if start <= 0 and end >= len(text):
+        return text
+    if start >= end:
+        return ""
+    runs = text._runs
+    if len(runs) == 1:
+        return make(plain_slice(text, slice(start, end)), ((end - start, runs[0][1]),))
+    kept: list[Run] = []
+    at = 0
+    for length, tag in runs:
+        low = start if start > at else at
+        at += length
+        high = end if end < at else at
+        if high > low:
+            kept.append((high - low, tag))
+        if at >= end:
+            break
+    return make(plain_slice(text, slice(start, end)), kept)
+
+
+def join(separator: str, items: Iterable[str]) -> str:
+    """str.join with provenance; refuses what str.join refuses."""
+    parts: list[str] = []
+    for index, item in enumerate(items):
+        if not isinstance(item, str):
+            raise TypeError(f"sequence item {index}: expected str instance, {type(item).__name__} found")
+        if index and separator:
+            parts.append(separator)
+        parts.append(item)
+    return cat(parts)
+
+
+def pieces(text: Text, parts: Iterable[str], sep: str | None) -> list[str]:
+    """The slices of `text` that a plain split gave, found again from the left."""
+    found: list[str] = []
+    at = 0
+    for part in parts:
+        if sep is None:
+            at = str.index(text, part, at)
+        found.append(sub(text, at, at + len(part)))
+        at += len(part) + (0 if sep is None else len(sep))
+    return found
+
+
+def padded(text: Text, filled: str, fill: str) -> str:
+    """`filled` is `text` between copies of the fill character: give each its own provenance."""
+    extra = len(filled) - len(text)
+    if extra <= 0:
+        return text
+    left = next(cut for cut in _left_pads(extra) if plain_slice(filled, slice(cut, cut + len(text))) == text)
+    return cat((fill * left, text, fill * (extra - left)))
+
+
+def _left_pads(extra: int) -> tuple[int, ...]:
+    return (0, extra, extra // 2, extra - extra // 2)
+
+
+def mapped(text: Text, change: Callable[[str], str], name: str) -> str:
+    """A change of letters, run by run; refused where a letter's result depends on the run beside it."""
+    whole = change(plain(text))
+    runs = text._runs
+    if len(runs) == 1:
+        return make(whole, ((len(whole), runs[0][1]),))
+    changed: list[Run] = []
+    at = 0
+    parts: list[str] = []
+    for length, tag in runs:
+        part = change(plain_slice(text, slice(at, at + length)))
+        parts.append(part)
+        changed.append((len(part), tag))
+        at += length
+    if "".join(parts) == whole:
+        return make(whole, changed)
+    if len(whole) == len(text):
+        return make(whole, runs)
+    raise Untraceable(f"str.{name} whose result depends on the text beside it")
+
+
+class Record(dict[Any, Any]):
+    """A dict of a field; every value in it belongs under `_tag`. `_message`: index if it is a whole message, else -1."""
+
+    __slots__ = ("_message", "_tag")
+    _tag: Tag
+    _message: int
+
+    def __str__(self) -> str:
+        return tagged(dict.__repr__(self), coarse(self._tag))
+
+    def copy(self) -> Record:
+        made = Record(self)
+        made._tag, made._message = self._tag, self._message
+        return made
+
+
+class Items(list[Any]):
+    """A list of a field; every element in it belongs under `_tag`."""
+
+    __slots__ = ("_tag",)
+    _tag: Tag
+
+    def __str__(self) -> str:
+        return tagged(list.__repr__(self), coarse(self._tag))
+
+
+class Whole(int):
+    """An int of a field."""
+
+    _tag: Tag | None
+
+    def __str__(self) -> str:
+        return tagged(int.__repr__(self), self._tag)
+
+
+class Real(float):
+    """A float of a field."""
+
+    _tag: Tag | None
+
+    def __str__(self) -> str:
+        return tagged(float.__repr__(self), self._tag)
+
+
+def number(value: int | float, tag: Tag | None) -> Any:
+    """A number that carries a tag; the plain number where there is none."""
+    if tag is None or isinstance(value, bool):
+        return value
+    made = Whole(value) if isinstance(value, int) else Real(value)
+    made._tag = tag
+    return made
+
+
+ORIGINS = {
+    "content": Origin.CONTENT,
+    "reasoning_content": Origin.REASONING,
+    "reasoning": Origin.REASONING,
+    "thinking": Origin.REASONING,
+    "tool_calls": Origin.TOOL_CALL,
+    "tools": Origin.TOOLS,
+}
+_PLAIN_KEYS = frozenset((*ORIGINS, "role", "name", "tool_call_id"))
+
+
+def wrap(value: Any, source: int, origin: Origin, path: tuple[str | int, ...]) -> Any:
+    """A JSON value with provenance, all the way down. Keys of dicts belong to the field that they name."""
+    kind = type(value)
+    if kind is str:
+        made = new_text(Text, value)
+        made._runs = ((len(value), Tag(source, origin, path)),)
+        return made
+    if value is None or kind is bool:
+        return value
+    if isinstance(value, str):
+        return tagged(plain(value), Tag(source, origin, path))
+    if isinstance(value, dict):
+        record = Record()
+        record._tag, record._message = Tag(source, origin, path), -1
+        for key, item in value.items():
+            inner = (*path, key)
+            record[tagged(key, Tag(source, origin, inner)) if isinstance(key, str) else key] = wrap(
+                item, source, origin, inner
+            )
+        return record
+    if isinstance(value, (list, tuple)):
+        items = Items(wrap(item, source, origin, (*path, index)) for index, item in enumerate(value))
+        items._tag = Tag(source, origin, path)
+        return items
+    if isinstance(value, (int, float)):
+        return number(value, Tag(source, origin, path))
+    raise TypeError(f"{type(value).__name__} at {show_path(source, path)} is not a JSON value")
+
+
+def wrap_message(message: dict[str, Any], index: int) -> Record:
+    """One chat message; its fields are tagged by name."""
+    record = Record()
+    record._tag, record._message = Tag(index, Origin.FIELD, ()), index
+    for key, value in message.items():
+        origin = ORIGINS.get(key, Origin.FIELD)
+        name = key if key in _PLAIN_KEYS else tagged(key, Tag(index, origin, (key,)))
+        record[name] = wrap(value, index, origin, (key,))
+    return record
+
+
+def show_path(source: int, path: Sequence[str | int]) -> str:
+    """`messages[1].tool_calls[0].function`, as a reader would write it."""
+    shown = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in path)
+    return f"messages[{source}]{shown}" if source >= 0 else shown.lstrip(".")
