@@ -117,7 +117,8 @@ class TracingGenerator(CodeGenerator):
 
     def visit_Getitem(self, node: nodes.Getitem, frame: Frame) -> None:
         if not isinstance(node.arg, nodes.Slice):
-            return super().visit_Getitem(node, frame)
+            super().visit_Getitem(node, frame)
+            return
         self.write("environment.sliced(context, ")
         self.visit(node.node, frame)
         for bound in (node.arg.start, node.arg.stop, node.arg.step):

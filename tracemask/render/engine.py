@@ -64,21 +64,18 @@ class Engine:
             raise self._coded(error, progress) from None
 
     def render(self, job: Job) -> RenderedText:
-        """The text and its spans. Absent content is dropped as transformers does, else null, else ""."""
+        """The text and its spans. Absent content is dropped, as transformers does. Where that makes the template fail,
+        null is passed to a template that asks whether content is none, and "" to any other (recorded)."""
         absent = [index for index, message in enumerate(job.messages) if message.get("content") is None]
         try:
             return self._render(job, "dropped")
         except RenderError as error:
             if not absent or error.code != "TM920":
                 raise
-            first = error
-        for manner in ("null", "empty") if self._asks_for_null else ("empty",):
-            try:
-                rendered = self._render(job, manner)
-            except RenderError:
-                continue
-            return rendered if manner == "null" else _with_empty(rendered, tuple(absent))
-        raise first
+        if self._asks_for_null:
+            return self._render(job, "null")
+        rendered = self._render(job, "empty")
+        return RenderedText(rendered.text, rendered.spans, tuple(absent), rendered.generation)
 
     def _render(self, job: Job, manner: str) -> RenderedText:
         progress = Progress()
@@ -126,10 +123,6 @@ class Engine:
         if isinstance(error, TemplateError) and not isinstance(error, UndefinedError):
             return RenderError("TM920", where=where, what=f"the template refuses: {message}", fix=_REMEDY)
         return RenderError("TM920", where=where, what=f"{type(error).__name__}: {message}", fix=_REMEDY)
-
-
-def _with_empty(rendered: RenderedText, absent: tuple[int, ...]) -> RenderedText:
-    return RenderedText(rendered.text, rendered.spans, absent, rendered.generation)
 
 
 def _normalized(message: Mapping[str, Any], manner: str) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import types
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import date, datetime
 from functools import lru_cache
-from typing import Any
+from typing import Any, cast
 
 from jinja2 import nodes, pass_context, pass_eval_context
 from jinja2.exceptions import SecurityError, TemplateError
@@ -46,6 +46,11 @@ class TracingContext(Context):
     """Template variables plus the progress of this render."""
 
     progress: Progress
+
+    def derived(self, locals: dict[str, Any] | None = None) -> TracingContext:
+        made = cast(TracingContext, super().derived(locals))
+        made.progress = self.progress
+        return made
 
 
 class Generation(Extension):
