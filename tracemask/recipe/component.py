@@ -45,16 +45,16 @@ class Rule(Strict):
 
     weight: float = 1.0
     sampled: bool | None = None
-    authors: list[AuthorName] | None = Field(None, min_length=1)
-    roles: list[RoleName] | None = Field(None, min_length=1)
-    parts: list[PartName] | None = Field(None, min_length=1)
+    authors: list[AuthorName] | None = Field(default=None, min_length=1)
+    roles: list[RoleName] | None = Field(default=None, min_length=1)
+    parts: list[PartName] | None = Field(default=None, min_length=1)
     after_reply: bool = False
 
 
 class RoleWeight(Strict):
     """prime-rl's spelling of a rule: bodies of one role's messages that the policy did not write, after its reply."""
 
-    alpha: float = Field(0.1, gt=0)
+    alpha: float = Field(default=0.1, gt=0)
 
 
 class Normalizer(Strict):
@@ -67,7 +67,7 @@ class Normalizer(Strict):
     name: NormalizerName = "token_mean"
     count: Literal["selected", "all_observations"] = "selected"
     scope: Literal["step", "sequence"] | None = None
-    length: int | None = Field(None, ge=1)
+    length: int | None = Field(default=None, ge=1)
     empty: Literal["keep", "leave_out"] = "keep"
 
     @model_validator(mode="after")
@@ -112,8 +112,8 @@ class Mismatch(Strict):
 
     kind: Literal["tis", "mis", "icepop"]
     level: Literal["token", "sum", "mean", "max"] = "token"
-    low: float | None = Field(None, ge=0)
-    high: float | None = Field(None, gt=0)
+    low: float | None = Field(default=None, ge=0)
+    high: float | None = Field(default=None, gt=0)
 
     @model_validator(mode="before")
     @classmethod

@@ -118,6 +118,9 @@ def _components(data: dict[str, Any], *, where: str) -> dict[str, Any]:
         if key in components:
             raise RecipeError("TM940", where=f"{where}: {key}", what="component given twice", fix="keep one")
         components[key] = value
+    if not components:
+        fix = 'add a table such as [rl] with term = "grpo", or extends = "grpo"'
+        raise RecipeError("TM940", where=where, what="a recipe needs at least one component", fix=fix)
     return sections | {"components": components}
 
 
@@ -127,9 +130,9 @@ def _located(error: ValidationError, *, where: str) -> RecipeError:
     for item in error.errors():
         loc = [str(part) for part in item["loc"] if part != "components"]
         message = item["msg"].removeprefix("Value error, ")
-        inner = (item.get("ctx") or {}).get("problems")
-        if inner:
-            known = item["ctx"]["known"]
+        context = item.get("ctx") or {}
+        if inner := context.get("problems"):
+            known = context["known"]
             faults += [(".".join([*loc, *map(str, one["loc"])]), f"{one['msg']} (known: {known})") for one in inner]
             continue
         if item["type"] == "extra_forbidden":

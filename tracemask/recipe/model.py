@@ -49,14 +49,14 @@ class AdvantageSpec(Strict):
 
     estimator: EstimatorName = "none"
     ddof: Literal[0, 1] = 1
-    eps: float = Field(1e-6, ge=0)
+    eps: float = Field(default=1e-6, ge=0)
     baseline: Literal["mean", "length_weighted"] = "mean"
-    decay: float = Field(0.95, ge=0, lt=1)
+    decay: float = Field(default=0.95, ge=0, lt=1)
     agent: str = "agent"
-    gamma: float = Field(1.0, ge=0, le=1)
-    lam: float = Field(1.0, ge=0, le=1)
+    gamma: float = Field(default=1.0, ge=0, le=1)
+    lam: float = Field(default=1.0, ge=0, le=1)
     whiten: Literal["none", "batch"] = "none"
-    multiply: float = Field(1.0, gt=0)
+    multiply: float = Field(default=1.0, gt=0)
     shared: Literal["owner", "mean_of_branches"] = "owner"
 
     @model_validator(mode="after")
@@ -78,9 +78,9 @@ class LengthPenalty(Strict):
     """
 
     type: Literal["linear"] = "linear"
-    num_output_tokens_weight: float = Field(0.25, ge=0)
-    num_input_tokens_weight: float = Field(0.1, ge=0)
-    num_turns_weight: float = Field(0.1, ge=0)
+    num_output_tokens_weight: float = Field(default=0.25, ge=0)
+    num_input_tokens_weight: float = Field(default=0.1, ge=0)
+    num_turns_weight: float = Field(default=0.1, ge=0)
 
 
 class SoftOverlong(Strict):
@@ -88,7 +88,7 @@ class SoftOverlong(Strict):
 
     max_length: int = Field(ge=1)
     buffer: int = Field(ge=1)
-    penalty: float = Field(1.0, gt=0)
+    penalty: float = Field(default=1.0, gt=0)
 
     @model_validator(mode="after")
     def _inside(self) -> SoftOverlong:
@@ -114,7 +114,7 @@ class GroupSpec(Strict):
 
     by: str | None = None
     rollout: Literal["trace", "row"] = "trace"
-    size: int | None = Field(None, ge=1)
+    size: int | None = Field(default=None, ge=1)
     incomplete: Literal["keep", "drop", "error"] = "keep"
 
 
@@ -122,7 +122,7 @@ class FilterSpec(Strict):
     """Rollouts whose tokens leave the policy terms, numerator and token counts alike; they stay in N."""
 
     truncated: Literal["keep", "mask"] = "keep"
-    max_tokens: int | None = Field(None, ge=1, description="mask rollouts with more sampled tokens than this")
+    max_tokens: int | None = Field(default=None, ge=1, description="mask rollouts with more sampled tokens than this")
 
 
 class RatioMask(Strict):
@@ -143,7 +143,7 @@ class RatioMask(Strict):
 class OffPolicySpec(Strict):
     """What may be too old. max_staleness counts policy versions between sampling and the step."""
 
-    max_staleness: int | None = Field(None, ge=0)
+    max_staleness: int | None = Field(default=None, ge=0)
     on_stale: Literal["mask", "error"] = "mask"
     missing_version: Literal["error", "mask", "keep"] = "error"
     ratio_mask: RatioMask | None = None
@@ -164,9 +164,13 @@ class Recipe(Strict):
     group: GroupSpec = GroupSpec()
     filters: FilterSpec = FilterSpec()
     off_policy: OffPolicySpec = OffPolicySpec()
-    allow_messages: bool = Field(False, description="let policy terms train on re-encoded text, which nobody sampled")
+    allow_messages: bool = Field(
+        default=False, description="let policy terms train on re-encoded text, which nobody sampled"
+    )
     missing_logprob: Literal["error", "exclude", "keep"] = "error"
-    exponent_cap: float = Field(20.0, gt=0, description="beyond it e^x continues as its tangent, counted as capped")
+    exponent_cap: float = Field(
+        default=20.0, gt=0, description="beyond it e^x continues as its tangent, counted as capped"
+    )
     components: dict[str, Component] = Field(min_length=1)
 
     @field_validator("components")

@@ -58,7 +58,9 @@ def gather(recipe: Recipe, scalars: Scalars, *, reward: str | None = None) -> Ro
         group=group,
         reward=rewards,
         truncated=_any(scalars.get("truncated"), of_row, len(first)),
-        trainable=~_any([value is False for value in scalars.get("trainable", ())], of_row, len(first)),
+        trainable=~_any(
+            [value is not None and not value for value in scalars.get("trainable", ())], of_row, len(first)
+        ),
         quantities={name: _sums(scalars[name], of_row, len(first)) for name in QUANTITIES if name in scalars},
         labels=[_label(scalars, row) for row in first],
         agents=[str(_at(scalars.get(recipe.advantage.agent), row, "policy")) for row in first],

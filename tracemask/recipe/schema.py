@@ -29,6 +29,9 @@ def recipe_schema() -> dict[str, Any]:
     properties.pop("name").pop("title", None)
     properties["name"] = {"type": "string", "description": "default: the file's name"}
     schema["additionalProperties"] = {"$ref": "#/$defs/Component"}
+    component["required"].remove("term")  # a recipe that extends another may leave it out
+    schema["if"] = {"not": {"required": ["extends"]}}
+    schema["then"] = {"properties": dict.fromkeys(properties, True), "additionalProperties": {"required": ["term"]}}
     schema.pop("required", None)
     schema.pop("title", None)
     head = {"$schema": "https://json-schema.org/draft/2020-12/schema", "$id": ID, "title": "tracemask recipe"}

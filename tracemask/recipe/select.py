@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 
 import numpy as np
@@ -98,7 +98,7 @@ def admits(component: Component, row: Row) -> bool:
     for name, allowed in component.rows.items():
         value: object = row.scalars
         for part in name.split("."):
-            value = value.get(part) if isinstance(value, dict) else None
+            value = value.get(part) if isinstance(value, Mapping) else None
         if str(value) not in allowed:
             return False
     return True

@@ -20,7 +20,7 @@ from tracemask.recipe.model import PER_TOKEN, Recipe
 from tracemask.recipe.normalize import NORMALIZERS, Tally
 from tracemask.recipe.select import TokenBytes, admits, observation_tokens
 from tracemask.recipe.token_advantage import branch_means, token_advantage
-from tracemask.recipe.weights import lay_row, wrote_something
+from tracemask.recipe.weights import is_trainable, lay_row, wrote_something
 from tracemask.store.row import Row
 
 Reduce = Callable[[np.ndarray], np.ndarray]
@@ -167,7 +167,7 @@ def _advantage_streams(recipe: Recipe, rows: Sequence[Row], keys: _Keys) -> list
 
 def _count(recipe: Recipe, step: Step, keys: _Keys, reduce: Reduce) -> None:
     """Local counts, one all-reduce, tallies."""
-    trained = {laid.rollout for laid in step.rows if laid.row.scalars.get("trainable") is not False}
+    trained = {laid.rollout for laid in step.rows if is_trainable(laid.row)}
     vector = [np.array([len(trained)], dtype=np.int64)]
     for name, component in recipe.components.items():
         tally = step.tallies[name] = _local(component, name, step, trained)

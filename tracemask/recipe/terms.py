@@ -33,46 +33,50 @@ class OwnOptions(TermOptions):
 class ClipOptions(TermOptions):
     """Two-sided clip of the ratio, 1 − eps_low to 1 + eps_high."""
 
-    eps_low: float = Field(0.2, ge=0, lt=1, description="lower clip: the ratio is cut at 1 − eps_low")
-    eps_high: float = Field(0.2, ge=0, description="upper clip: the ratio is cut at 1 + eps_high")
-    dual_clip: float | None = Field(None, gt=1, description="for A < 0 the term is capped at −dual_clip·A (3 is usual)")
-    delta: float | None = Field(None, gt=1, description="two-sided: the unclipped ratio is cut at delta as well")
+    eps_low: float = Field(default=0.2, ge=0, lt=1, description="lower clip: the ratio is cut at 1 − eps_low")
+    eps_high: float = Field(default=0.2, ge=0, description="upper clip: the ratio is cut at 1 + eps_high")
+    dual_clip: float | None = Field(
+        default=None, gt=1, description="for A < 0 the term is capped at −dual_clip·A (3 is usual)"
+    )
+    delta: float | None = Field(
+        default=None, gt=1, description="two-sided: the unclipped ratio is cut at delta as well"
+    )
 
 
 class GspoOptions(TermOptions):
     """Clip of the sequence's geometric-mean ratio."""
 
-    eps_low: float = Field(3e-4, ge=0, lt=1)
-    eps_high: float = Field(4e-4, ge=0)
+    eps_low: float = Field(default=3e-4, ge=0, lt=1)
+    eps_high: float = Field(default=4e-4, ge=0)
 
 
 class CispoOptions(TermOptions):
     """Clip of the detached ratio to [low, high]."""
 
-    low: float = Field(0.0, ge=0)
-    high: float = Field(5.0, gt=0)
+    low: float = Field(default=0.0, ge=0)
+    high: float = Field(default=5.0, gt=0)
 
 
 class DppoOptions(TermOptions):
     """Binary total-variation trust region on p − q, and the weight of the squared log-ratio."""
 
-    low: float = Field(0.2, ge=0, description="for A < 0 the token is dropped when p − q < −low")
-    high: float = Field(0.2, ge=0, description="for A > 0 the token is dropped when p − q > high")
-    kappa: float = Field(1e-3, ge=0, description="weight of (lp − μ)²")
+    low: float = Field(default=0.2, ge=0, description="for A < 0 the token is dropped when p − q < −low")
+    high: float = Field(default=0.2, ge=0, description="for A > 0 the token is dropped when p − q > high")
+    kappa: float = Field(default=1e-3, ge=0, description="weight of (lp − μ)²")
 
 
 class SapoOptions(TermOptions):
     """Temperatures of the sigmoid gate for A > 0 and A ≤ 0."""
 
-    tau_pos: float = Field(1.0, gt=0)
-    tau_neg: float = Field(1.05, gt=0)
+    tau_pos: float = Field(default=1.0, gt=0)
+    tau_neg: float = Field(default=1.05, gt=0)
 
 
 class RefKlOptions(TermOptions):
     """One-sided trust region and the weight of the squared log-ratio."""
 
-    low: float = Field(0.2, ge=0, description="the token is dropped when p − q < −low")
-    kappa: float = Field(1e-3, ge=0, description="weight of (lp − μ)²")
+    low: float = Field(default=0.2, ge=0, description="the token is dropped when p − q < −low")
+    kappa: float = Field(default=1e-3, ge=0, description="weight of (lp − μ)²")
 
 
 class KlOptions(TermOptions):

@@ -57,7 +57,7 @@ def lay_row(
     laid = Laid({})
     for name, component in recipe.components.items():
         weights = np.zeros(len(row), dtype=np.float32)
-        if row.scalars.get("trainable") is not False and admits(component, row):
+        if is_trainable(row) and admits(component, row):
             weights = rule_weights(component, row)
             for why, gone in _taken_out(
                 recipe, component, row, weights, advantage_T, policy_version, token_bytes, reason
@@ -107,7 +107,7 @@ def _sampled_by_engine(recipe: Recipe, component: Component, row: Row, weights: 
             "TM940",
             where=f"row {row.index}",
             what=f"fidelity is messages: nobody sampled these re-encoded ids, and term {component.term} needs samples",
-            fix='record ids; keep such rows out: rows = { fidelity = ["exact", "completion"] }; or allow_messages = true',
+            fix='keep such rows out: rows = { fidelity = ["exact", "completion"] }, or set allow_messages = true',
         )
 
 
@@ -164,6 +164,12 @@ def _off_policy(recipe: Recipe, row: Row, weights: np.ndarray, advantage_T: np.n
         gap = np.full(len(row), gap[known].mean() if known.any() else 0.0)
     out = ((gap < np.log(spec.low)) | (gap > np.log(spec.high))) & (weights != 0)
     return out & (advantage_T < 0) if spec.when == "negative_advantage" else out
+
+
+def is_trainable(row: Row) -> bool:
+    """The trace did not say that it must not be trained."""
+    value = row.scalars.get("trainable")
+    return value is None or bool(value)
 
 
 def wrote_something(row: Row) -> bool:
