@@ -9,7 +9,7 @@ PYTEST := $(BIN)/python -m pytest
 export PYRIGHT_PYTHON_IGNORE_WARNINGS=1
 export TOKENIZERS_PARALLELISM=false
 
-.PHONY: demo test test-slow test-peers test-ray test-browser ci lint types arch schemas regen docs real rl experiments bench fetch wheel clean
+.PHONY: demo test test-slow test-peers test-ray test-browser chromium ci lint types arch schemas regen docs real rl experiments bench fetch wheel clean
 
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
@@ -45,6 +45,13 @@ test-slow: $(VENV)/.ray fetch
 test-ray: $(VENV)/.ray
 	$(PYTEST) -m ray
 
+# Debian's package; elsewhere install Chromium or Chrome yourself.
+chromium:
+	command -v chromium >/dev/null || command -v google-chrome >/dev/null || (apt-get update -qq && apt-get install -y -qq chromium)
+
+test-browser: $(VENV)/.dev chromium
+	$(PYTEST) -m browser
+
 test-peers: $(VENV)/.peers fetch
 	$(PYTEST) -m peers
 
@@ -64,7 +71,7 @@ regen: $(VENV)/.dev
 schemas: $(VENV)/.dev
 	$(BIN)/python docs/generate.py --check
 
-ci: lint types arch schemas test
+ci: lint types arch schemas chromium test test-ray
 
 real: $(VENV)/.dev fetch
 	$(BIN)/python examples/real_smollm2.py

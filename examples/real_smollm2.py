@@ -1,4 +1,4 @@
-"""`make real`: 16 rollouts sampled from SmolLM2-135M-Instruct, taken through all four jobs by the product's own verbs."""
+"""`make real`: 16 rollouts sampled from SmolLM2-135M-Instruct, taken through all four jobs by the product's verbs."""
 
 from __future__ import annotations
 
@@ -6,11 +6,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT / "examples"))
-
 from sample_harbour import sample
 
+ROOT = Path(__file__).resolve().parents[1]
 MODEL = ROOT / "fixtures" / ".cache" / "smollm2"
 
 

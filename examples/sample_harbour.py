@@ -1,7 +1,7 @@
 """Sample real rollouts of a small tool-using task with a Hugging Face causal LM, recording ids and log-probs.
 
-The harness is token-faithful: each call's prompt is the ids so far plus the ids of what came in between, never a
-re-rendered text. Temperature 1, whole vocabulary (top_k = 0, top_p = 1), so the recorded log-probs are the policy's own.
+The harness is token-faithful: each call's prompt is the ids so far plus the ids of what came in between, never a text
+rendered anew. Temperature 1, whole vocabulary (top_k = 0, top_p = 1), so the recorded log-probs are the policy's own.
 """
 
 from __future__ import annotations
@@ -27,8 +27,10 @@ def sample(
     stop = tokenizer.convert_tokens_to_ids("<|im_end|>")
     torch.manual_seed(seed)
     chance = random.Random(seed)
-    tasks = [(chance.randrange(1, 10), BOATS[g % len(BOATS)], f"{chance.randrange(6, 20):02d}:{chance.randrange(12) * 5:02d}")
-             for g in range(groups)]  # fmt: skip
+    tasks = []
+    for group in range(groups):
+        pier, hour, minute = chance.randrange(1, 10), chance.randrange(6, 20), 5 * chance.randrange(12)
+        tasks.append((pier, BOATS[group % len(BOATS)], f"{hour:02d}:{minute:02d}"))
     lines = []
     for index in range(rollouts):
         pier, boat, time = tasks[index % groups]
@@ -66,7 +68,9 @@ def sample(
             )
             if call == 0:
                 line["messages"].append({"role": "tool", "content": line["tool"]})
-                between = f"{'' if ended else '<|im_end|>'}\n<|im_start|>tool\n{line['tool']}<|im_end|>\n<|im_start|>assistant\n"
+                closer = "" if ended else "<|im_end|>"
+                told = f"<|im_start|>tool\n{line['tool']}<|im_end|>\n"
+                between = f"{closer}\n{told}<|im_start|>assistant\n"
                 context += ids + tokenizer.encode(between, add_special_tokens=False)
     with out.open("w", encoding="utf-8") as file:
         for line in lines:
