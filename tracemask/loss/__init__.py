@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from tracemask.loss.batch import Batch
-    from tracemask.loss.engine import from_hidden
+    from tracemask.loss.engine import counts_after_rejection, from_hidden
     from tracemask.loss.lm_head.reference import head_logprobs
     from tracemask.loss.logprobs import from_logprobs
     from tracemask.loss.output import LossOutput
@@ -18,13 +18,24 @@ _HOME = {
     "LossOutput": "tracemask.loss.output",
     "TermInputs": "tracemask.loss.terms",
     "TermResult": "tracemask.loss.terms",
+    "counts_after_rejection": "tracemask.loss.engine",
     "from_hidden": "tracemask.loss.engine",
     "from_logprobs": "tracemask.loss.logprobs",
     "head_logprobs": "tracemask.loss.lm_head.reference",
     "term": "tracemask.loss.terms",
 }
 
-__all__ = ["Batch", "LossOutput", "TermInputs", "TermResult", "from_hidden", "from_logprobs", "head_logprobs", "term"]
+__all__ = [
+    "Batch",
+    "LossOutput",
+    "TermInputs",
+    "TermResult",
+    "counts_after_rejection",
+    "from_hidden",
+    "from_logprobs",
+    "head_logprobs",
+    "term",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -152,7 +152,8 @@ class Batch(Targets):
 
     @classmethod
     def from_numpy(cls, *, dtype: torch.dtype = torch.float32, **arrays: Any) -> Batch:
-        """A batch from numpy arrays (or lists) under the field names; floats become `dtype`, integers int64.
+        """A batch from numpy arrays (or lists) under the field names: weights and denominators become float64, other
+        floats `dtype`, integers int64.
 
         `rollout` defaults to `row`; ids may be any integers and are made dense here. `select` defaults to none.
         Raises LossError TM950 for lengths that do not fit and TM604 for a target without a parent.
@@ -191,8 +192,8 @@ class Batch(Targets):
 def _tensor(name: str, value: Any, dtype: torch.dtype) -> Any:
     if value is None:
         return None
-    if name in ("weights", "denominator"):
-        return {key: torch.as_tensor(np.asarray(x, np.float64)).to(dtype) for key, x in value.items()}
+    if name in ("weights", "denominator"):  # counts and products of counts stay exact
+        return {key: torch.from_numpy(np.array(x, dtype=np.float64)) for key, x in value.items()}
     if name in _INTEGERS:
         return torch.from_numpy(np.array(value, dtype=np.int64))
     return torch.from_numpy(np.array(value, dtype=np.float64)).to(dtype)

@@ -55,7 +55,11 @@ def find_term(name: str) -> Term:
 
 @dataclass(frozen=True)
 class Component:
-    """One entry of the loss: coef · Σ weight · term / denominator."""
+    """One entry of the loss: coef · Σ weight · term / denominator.
+
+    cap: exponents above it continue linearly. after_rejection: the denominator counts the targets that no importance or
+    trust-region mask rejects, which only a log-prob pass can tell.
+    """
 
     name: str
     term: Term
@@ -63,6 +67,7 @@ class Component:
     options: Mapping[str, Any] = field(default_factory=dict)
     mismatch: Mapping[str, Any] | None = None
     cap: float = EXPONENT_CAP
+    after_rejection: bool = False
 
     @property
     def level(self) -> Level:
@@ -125,6 +130,7 @@ def components_of(recipe: Any) -> tuple[Component, ...]:
             _mapping(getattr(entry, "options", None)),
             _mapping(getattr(entry, "mismatch", None)) or None,
             float(getattr(recipe, "exponent_cap", EXPONENT_CAP)),
+            getattr(getattr(entry, "normalizer", None), "count", None) == "after_rejection",
         )
         component.term.check_options(component.options, where=f"components.{name}")
         found.append(component)

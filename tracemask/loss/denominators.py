@@ -82,7 +82,7 @@ def _numbers(group: Tensor | None, rollouts: int) -> np.ndarray:
 
 
 def _counted(name: str, spec: Any, stream: Tensor, observations: Tensor | None) -> np.ndarray:
-    if getattr(spec, "count", "selected") == "selected":
+    if getattr(spec, "count", "selected") != "all_observations":
         return (stream != 0).cpu().numpy()
     if observations is None:
         what = f"component {name!r} counts all observation tokens, and they are not given"

@@ -6,17 +6,19 @@ Denominators are counted here from the masks, for the whole step or, with `reduc
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NoReturn
+from dataclasses import replace
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from tracemask.core.errors import LossError
 from tracemask.core.finding import Finding
 from tracemask.loss.batch import Targets
 from tracemask.loss.components import Component, components_of
 from tracemask.loss.denominators import Reduce, advantages_of, denominators, resolve
-from tracemask.loss.engine import Objective
+from tracemask.loss.layout import Layout, misfit
+from tracemask.loss.objective import Objective
 from tracemask.loss.output import LossOutput
 from tracemask.loss.surrogate import Surrogate
 
@@ -49,7 +51,7 @@ def from_logprobs(
     """
     recipe = resolve(recipe)
     components = components_of(recipe)
-    layout = _Layout(logprobs, mask, cu_seqlens, needed=weights is None)
+    layout = Layout(logprobs, mask, cu_seqlens, needed=weights is None)
     streams = {c.name: _stream(c, components, layout, weights) for c in components}
     given = _advantages(recipe, layout, advantages, rewards, group)
     for component, entry in zip(components, recipe.components.values(), strict=True):
@@ -78,14 +80,25 @@ def from_logprobs(
         ref_logprob=layout.flat(ref, "ref"),
         tokens=logprobs.numel(),
     )
-    return _output(components, targets, logprobs, entropy, layout)
+    return _output(components, targets, logprobs, entropy, layout, reduce)
 
 
 def _output(
-    components: tuple[Component, ...], targets: Targets, logprobs: Tensor, entropy: Tensor | None, layout: _Layout
+    components: tuple[Component, ...],
+    targets: Targets,
+    logprobs: Tensor,
+    entropy: Tensor | None,
+    layout: Layout,
+    reduce: Reduce | None,
 ) -> LossOutput:
-    objective = Objective(components, targets, entropy=entropy is not None)
     lp, full = logprobs.reshape(-1), layout.flat(entropy, "entropy")
+    counts = {}
+    if any(c.after_rejection for c in components):
+        free = Objective(tuple(replace(c, after_rejection=False) for c in components), targets)
+        with torch.no_grad():
+            kept = free.kept_counts(_wide(lp), None if full is None else _wide(full))
+        counts = {c.name: _summed(kept[c.name], reduce) for c in components if c.after_rejection}
+    objective = Objective(components, targets, counts=counts, entropy=entropy is not None)
     with torch.no_grad():
         values, tally = objective.report(_wide(lp), None if full is None else _wide(full))
     total = Surrogate.apply(lp, full, objective)
@@ -96,66 +109,18 @@ def _output(
     return LossOutput(total, values, logprobs.detach(), shown, metrics, maxima, findings)
 
 
+def _summed(count: int, reduce: Reduce | None) -> int:
+    counts = np.array([count], np.int64)
+    return max(1, int((counts if reduce is None else reduce(counts))[0]))
+
+
 def _wide(x: Tensor) -> Tensor:
     x = x.detach()
     return x if x.dtype in (torch.float32, torch.float64) else x.float()
 
 
-def _misfit(what: str, fix: str) -> NoReturn:
-    raise LossError("TM950", what=what, fix=fix)
-
-
-class _Layout:
-    """Which rollout each flat position belongs to. Positions of a padded batch keep their place; the mask decides."""
-
-    def __init__(self, logprobs: Tensor, mask: Tensor | None, cu_seqlens: Tensor | None, *, needed: bool) -> None:
-        self.shape, self.device, count = logprobs.shape, logprobs.device, logprobs.numel()
-        if logprobs.dim() == 2:
-            if cu_seqlens is not None:
-                raise LossError(
-                    "TM950", what="cu_seqlens with [B, T] log-probs", fix="give packed [T] log-probs, or no cu_seqlens"
-                )
-            if mask is None and needed:
-                raise LossError(
-                    "TM950", what="[B, T] log-probs without a mask: padding would be trained", fix="pass mask [B, T]"
-                )
-            self.rollouts = logprobs.shape[0]
-            bounds = torch.arange(self.rollouts + 1, device=self.device) * logprobs.shape[1]
-        elif logprobs.dim() == 1:
-            bounds = torch.tensor([0, count]) if cu_seqlens is None else torch.as_tensor(cu_seqlens)
-            bounds = bounds.to(self.device, torch.int64)
-            self.rollouts = len(bounds) - 1
-            if bounds.numel() < 1 or int(bounds[0]) != 0 or int(bounds[-1]) != count or bool((bounds.diff() < 0).any()):
-                _misfit(f"cu_seqlens does not cut {count} tokens", "start at 0, end at T, ascend")
-        else:
-            _misfit(f"log-probs of shape {tuple(self.shape)}", "give [T] or [B, T]")
-        places = torch.arange(count, device=self.device)
-        self.rollout = torch.searchsorted(bounds, places, right=True) - 1
-        self.index = places - bounds[self.rollout] if count else places
-        self.mask = self.flat(mask, "mask")
-
-    def flat(self, values: Tensor | None, name: str) -> Tensor | None:
-        """values [T] or [B, T] → [T]."""
-        if values is None:
-            return None
-        values = torch.as_tensor(values, device=self.device)
-        if values.shape != self.shape:
-            what = f"{name} has shape {tuple(values.shape)}, the log-probs {tuple(self.shape)}"
-            _misfit(what, "align it: entry t speaks of token t")
-        return values.reshape(-1)
-
-    def per_token(self, values: Tensor, name: str) -> Tensor:
-        """Values per token, or [rollouts] given to each of its tokens: [T]."""
-        values = torch.as_tensor(values, device=self.device)
-        if values.shape != self.shape and tuple(values.shape) in ((self.rollouts,), (self.rollouts, 1)):
-            return values.reshape(-1)[self.rollout]
-        flat = self.flat(values, name)
-        assert flat is not None
-        return flat
-
-
 def _stream(
-    component: Component, components: tuple[Component, ...], layout: _Layout, weights: Mapping[str, Tensor] | None
+    component: Component, components: tuple[Component, ...], layout: Layout, weights: Mapping[str, Tensor] | None
 ) -> Tensor:
     if weights is not None and component.name in weights:
         stream = layout.flat(weights[component.name], f"weights[{component.name!r}]")
@@ -164,11 +129,11 @@ def _stream(
     own = component.needs or len(components) == 1
     if not own or (layout.mask is None and weights is not None):
         fix = f"pass weights={{{component.name!r}: …}}: which tokens it trains is not the policy's mask"
-        _misfit(f"no weights for component {component.name!r}", fix)
+        misfit(f"no weights for component {component.name!r}", fix)
     if layout.mask is None:
         return torch.ones(layout.rollout.shape, dtype=torch.float64, device=layout.device)
     if layout.mask.is_floating_point() and not bool(torch.isfinite(layout.mask).all()):
-        _misfit("the mask is not finite", "give 0 and 1, or booleans")
+        misfit("the mask is not finite", "give 0 and 1, or booleans")
     return layout.mask.to(torch.float64)
 
 
@@ -184,11 +149,11 @@ def _without(component: Component, entry: Any, stream: Tensor, advantage: Tensor
 
 
 def _advantages(
-    recipe: Any, layout: _Layout, advantages: Tensor | None, rewards: Tensor | None, group: Tensor | None
+    recipe: Any, layout: Layout, advantages: Tensor | None, rewards: Tensor | None, group: Tensor | None
 ) -> Tensor | None:
     if advantages is not None:
         if rewards is not None:
-            _misfit("both advantages and rewards", "pass one of them")
+            misfit("both advantages and rewards", "pass one of them")
         return layout.per_token(advantages, "advantages")
     if rewards is None:
         return None

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from tracemask.loss.engine import Objective
+from tracemask.loss.objective import Objective
 
 
 class Surrogate(torch.autograd.Function):
