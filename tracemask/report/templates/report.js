@@ -55,8 +55,8 @@
     const letter = author < 0 ? "X" : AUTHORS[author][0], size = end - start;
     const seg = el("div", "seg " + letter + (weights.length ? " on" : ""));
     seg.dataset.start = start;
-    const names = [author < 0 ? "unknown author" : AUTHORS[author][1], role < 0 ? null : D.roles[role], part < 0 ? null : D.parts[part], message < 0 ? null : "message " + message].filter(Boolean);
-    const label = el("span", "label", names.join(" · ") + "\n" + num(size) + (size === 1 ? " token" : " tokens") + (weights.length ? ", in loss" + (weights.every(([, w]) => w === 1) && weights.length === 1 ? "" : ": " + weights.map(([n, w]) => n + " " + shown(w)).join(", ")) : ""));
+    const names = [author < 0 ? "unknown author" : AUTHORS[author][1], role < 0 ? null : D.roles[role], part < 0 ? null : D.parts[part], message < 0 ? null : "m" + message].filter(Boolean);
+    const label = el("span", "label", names.join(" · ") + " · " + num(size) + (size === 1 ? " token" : " tokens") + (weights.length ? ", in loss" + (weights.every(([, w]) => w === 1) && weights.length === 1 ? "" : ": " + weights.map(([n, w]) => n + " " + shown(w)).join(", ")) : ""));
     const text = el("span", "text");
     seg.append(label, text);
     const holds = [...r.marked.keys()].some((k) => k >= start && k < end);
