@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date
@@ -19,8 +20,8 @@ from tracemask.render.provenance import (
     LimitExceeded,
     Mark,
     Tag,
-    Text,
     Untraceable,
+    plain,
     wrap,
     wrap_message,
 )
@@ -49,6 +50,7 @@ class Engine:
         self.name = name or "template"
         self._tokens = {key: value for key, value in tokens.items() if value is not None}
         self._environment = make_environment(day)
+        self._tools: tuple[str, Any] | None = None
         if len(source) > MAX_SOURCE:
             raise RenderError("TM922", where=self.name, what=f"the template is longer than {MAX_SOURCE} characters")
         progress = Progress()
@@ -97,13 +99,23 @@ class Engine:
         variables: dict[str, Any] = dict(self._tokens)
         variables.update(
             messages=messages,
-            tools=None if job.tools is None else wrap(list(job.tools), -1, Origin.TOOLS, ("tools",)),
+            tools=None if job.tools is None else self._wrapped_tools(list(job.tools)),
             documents=None,
             add_generation_prompt=job.add_generation_prompt,
         )
         for key, value in (job.kwargs or {}).items():
             variables[key] = value if key in TOKEN_NAMES else wrap(value, -1, Origin.FIELD, ("kwargs", key))
         return variables
+
+    def _wrapped_tools(self, tools: list[Any]) -> Any:
+        """The declared tools with provenance; the last ones are kept, because a group's rollouts share theirs.
+
+        Templates cannot change them: the sandbox is immutable.
+        """
+        key = json.dumps(tools)
+        if self._tools is None or self._tools[0] != key:
+            self._tools = (key, wrap(tools, -1, Origin.TOOLS, ("tools",)))
+        return self._tools[1]
 
     def _coded(self, error: Exception, progress: Progress) -> RenderError:
         where = self.name if progress.message < 0 else f"{self.name}, message {progress.message}"
@@ -155,35 +167,28 @@ def assemble(pieces: Sequence[tuple[int, str]]) -> RenderedText:
     generation: list[tuple[int, int]] = []
     opened: list[int] = []
     at = start = 0
-    last: tuple[int, Tag | None] | None = None
+    last_message, last_tag = -1, NOTHING
     for message, piece in pieces:
-        for length, tag in piece._runs if isinstance(piece, Text) else ((len(piece), None),):
-            position = message
-            if type(tag) is Mark:
-                if tag.opens:
-                    opened.append(at)
-                elif opened:
-                    generation.append((opened.pop(), at))
-                continue
-            if type(tag) is At:
-                position, tag = tag.message, tag.tag
+        for length, tag in ((len(piece), None),) if type(piece) is str else piece._runs:  # pyright: ignore
             if not length:
+                if type(tag) is Mark:
+                    opened.append(at) if tag.opens else generation.append((opened.pop(), at))
                 continue
-            key = (position, tag)
-            if key != last:
-                if last is not None:
-                    spans.append(_span(start, at, *last))
-                start, last = at, key
+            position = message
+            if type(tag) is At:
+                position, tag = tag
+            if tag is not last_tag or position != last_message:
+                if at > start and (tag != last_tag or position != last_message):
+                    spans.append(new_span(Span, (start, at, last_message, *(last_tag or LITERAL))))
+                    start = at
+                last_message, last_tag = position, tag
             at += length
-    if last is not None:
-        spans.append(_span(start, at, *last))
-    text = "".join(
-        [str.__str__(piece) if type(piece) is str else str.__getitem__(piece, slice(None)) for _, piece in pieces]
-    )
+    if at > start:
+        spans.append(new_span(Span, (start, at, last_message, *(last_tag or LITERAL))))
+    text = plain("".join([piece for _, piece in pieces]))
     return RenderedText(text, spans, (), tuple(sorted(generation)))
 
 
-def _span(start: int, end: int, message: int, tag: Tag | None) -> Span:
-    if tag is None:
-        return Span(start, end, message, -1, Origin.RENDERER)
-    return Span(start, end, message, tag.source, tag.origin, tag.path, tag.coarse)
+NOTHING = Tag(-1, Origin.RENDERER, ("before the first character",))
+LITERAL = Tag(-1, Origin.RENDERER, ())
+new_span = tuple.__new__

@@ -6,7 +6,7 @@ A `Text` is a str whose characters are covered by runs `(length, tag)`; tag None
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from tracemask.core.vocab import Origin
@@ -211,6 +211,7 @@ class Text(str):
 
 
 new_text = str.__new__
+new_tag = tuple.__new__
 
 
 def make(text: str, runs: Sequence[Run]) -> Text:
@@ -436,27 +437,34 @@ def wrap(value: Any, source: int, origin: Origin, path: tuple[str | int, ...]) -
     kind = type(value)
     if kind is str:
         made = new_text(Text, value)
-        made._runs = ((len(value), Tag(source, origin, path)),)
+        made._runs = ((len(value), new_tag(Tag, (source, origin, path, False))),)
         return made
-    if value is None or kind is bool:
-        return value
-    if isinstance(value, str):
-        return tagged(plain(value), Tag(source, origin, path))
-    if isinstance(value, dict):
+    if kind is dict:
         record = Record()
-        record._tag, record._message = Tag(source, origin, path), -1
+        record._tag, record._message = new_tag(Tag, (source, origin, path, False)), -1
         for key, item in value.items():
             inner = (*path, key)
-            record[tagged(key, Tag(source, origin, inner)) if isinstance(key, str) else key] = wrap(
-                item, source, origin, inner
-            )
+            if type(key) is str:
+                name = new_text(Text, key)
+                name._runs = ((len(key), new_tag(Tag, (source, origin, inner, False))),)
+                record[name] = wrap(item, source, origin, inner)
+            else:
+                record[key] = wrap(item, source, origin, inner)
         return record
-    if isinstance(value, (list, tuple)):
-        items = Items(wrap(item, source, origin, (*path, index)) for index, item in enumerate(value))
-        items._tag = Tag(source, origin, path)
+    if kind is list or kind is tuple:
+        items = Items([wrap(item, source, origin, (*path, index)) for index, item in enumerate(value)])
+        items._tag = new_tag(Tag, (source, origin, path, False))
         return items
-    if isinstance(value, (int, float)):
-        return number(value, Tag(source, origin, path))
+    if value is None or kind is bool:
+        return value
+    if kind is int or kind is float:
+        return number(value, new_tag(Tag, (source, origin, path, False)))
+    for base in (str, int, float):
+        if isinstance(value, base):
+            exact = plain_slice(value, slice(None)) if isinstance(value, str) else base(value)
+            return wrap(exact, source, origin, path)
+    if isinstance(value, Mapping):
+        return wrap(dict(value), source, origin, path)
     raise TypeError(f"{type(value).__name__} at {show_path(source, path)} is not a JSON value")
 
 

@@ -11,7 +11,7 @@ from typing import Any, cast
 from jinja2 import nodes, pass_context, pass_eval_context
 from jinja2.exceptions import SecurityError, TemplateError
 from jinja2.ext import Extension, loopcontrols
-from jinja2.runtime import Context
+from jinja2.runtime import Context, LoopContext
 from jinja2.sandbox import ImmutableSandboxedEnvironment, SandboxedFormatter
 from jinja2.utils import Namespace
 
@@ -129,6 +129,12 @@ class TracingEnvironment(ImmutableSandboxedEnvironment):
         elif kind is Text:
             if attribute in _TEXT_METHODS:
                 return getattr(obj, attribute)
+        elif kind is LoopContext or kind is SafeNamespace:
+            if attribute[:1] != "_":
+                try:
+                    return getattr(obj, attribute)
+                except AttributeError:
+                    return self.undefined(obj=obj, name=attribute)
         elif kind is str and attribute in _PROMOTED:
             return getattr(literal(obj), attribute)
         if attribute[:1] == "_" and attribute[:2] != "__" and isinstance(obj, _OURS):
