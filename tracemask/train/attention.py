@@ -8,6 +8,7 @@ hands over its own sliding window, which counts depth.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 import torch
@@ -145,10 +146,18 @@ def flex(
         plan.memory[remembered] = create_block_mask(
             _sees(plan, window), None, None, size, size, device=query.device.type
         )
-    kernel = torch.compile(flex_attention, dynamic=True) if query.is_cuda else flex_attention
+    kernel = _compiled() if query.is_cuda else flex_attention
     grouped = query.shape[1] != key.shape[1]
     out = kernel(query, key, value, block_mask=plan.memory[remembered], scale=scale, enable_gqa=grouped)
     return out.transpose(1, 2).contiguous(), None
+
+
+@cache
+def _compiled() -> Any:
+    """The fused kernel, compiled once a process."""
+    from torch.nn.attention.flex_attention import flex_attention
+
+    return torch.compile(flex_attention, dynamic=True)
 
 
 def _sees(plan: Plan, window: int | None) -> Any:

@@ -11,6 +11,9 @@ import json
 import os
 import re
 import shutil
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +56,8 @@ def save(
         temporary.mkdir(parents=True)
     world.wait()
     weights, moments = get_state_dict(module, optimizer)
-    dcp.save({"model": weights, "optimizer": moments}, checkpoint_id=temporary, no_dist=world.size == 1)
+    with _alone(world):
+        dcp.save({"model": weights, "optimizer": moments}, checkpoint_id=temporary, no_dist=world.size == 1)
     torch.save(torch.get_rng_state(), temporary / f"random-{world.rank}.pt")
     world.wait()
     if world.first:
@@ -66,6 +70,29 @@ def save(
             shutil.rmtree(old)
     world.wait()
     return final
+
+
+@contextmanager
+def _alone(world: World) -> Iterator[None]:
+    """torch warns that it assumes a single process; with one rank that is what we told it."""
+    with warnings.catch_warnings():
+        if world.size == 1:
+            warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+        yield
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """No progress bars of transformers within."""
+    from transformers.utils import logging
+
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
 
 
 def _sync(folder: Path) -> None:
@@ -93,7 +120,8 @@ def load(path: Path, *, module: nn.Module, optimizer: torch.optim.Optimizer, wor
     weights, moments = get_state_dict(module, optimizer)
     state = {"model": weights, "optimizer": moments}
     try:
-        dcp.load(state, checkpoint_id=path, no_dist=world.size == 1)
+        with _alone(world):
+            dcp.load(state, checkpoint_id=path, no_dist=world.size == 1)
     except (CheckpointException, OSError, RuntimeError, ValueError) as error:
         raise _broken(path, (str(error).strip().splitlines() or [type(error).__name__])[-1]) from error
     set_state_dict(module, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
@@ -111,21 +139,39 @@ def _broken(path: Path, why: str) -> TrainError:
     )
 
 
-def export(folder: Path, *, module: nn.Module, model: Any, prefix: str, world: World) -> None:
-    """Write `model` as safetensors that transformers loads; tied weights once. Collective: FSDP shards are gathered.
+_TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "chat_template.jinja",
+    "generation_config.json",
+)
 
-    prefix: the name of `model` inside `module`. A peft model exports its adapters.
+
+def export(folder: Path, *, module: nn.Module, model: Any, source: str | None, world: World) -> None:
+    """Write `model` (inside `module`) as safetensors that transformers loads; tied weights once, tokenizer beside it.
+
+    Collective: FSDP shards are gathered on rank 0. source: the folder the model came from. A peft model exports its
+    adapters. The folder appears whole or not at all.
     """
     from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 
     options = StateDictOptions(full_state_dict=True, cpu_offload=True)
     weights = get_model_state_dict(module, options=options)
     if world.first:
-        own = {name.removeprefix(prefix): value for name, value in weights.items() if name.startswith(prefix)}
+        own = {name.removeprefix("model."): value for name, value in weights.items() if name.startswith("model.")}
         if getattr(model.config, "tie_word_embeddings", False):
             own = {name: value for name, value in own.items() if not name.endswith("lm_head.weight")}
-        implementation = model.config._attn_implementation
-        model.config._attn_implementation = "sdpa"
-        model.save_pretrained(folder, state_dict=own)
-        model.config._attn_implementation = implementation
+        temporary = folder.with_name(f".{folder.name}.tmp")
+        shutil.rmtree(temporary, ignore_errors=True)
+        used = model.config._attn_implementation
+        model.config._attn_implementation = "sdpa"  # the exported folder must load without us
+        with _quiet():
+            model.save_pretrained(temporary, state_dict=own)
+        model.config._attn_implementation = used
+        for name in _TOKENIZER_FILES:
+            if source is not None and (Path(source) / name).is_file():
+                shutil.copyfile(Path(source) / name, temporary / name)
+        shutil.rmtree(folder, ignore_errors=True)
+        os.replace(temporary, folder)
     world.wait()

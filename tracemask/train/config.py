@@ -10,6 +10,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from tracemask.core.errors import TrainError, UsageError
+from tracemask.store.pack import Overlong
 
 
 class Packing(str, Enum):
@@ -20,22 +21,6 @@ class Packing(str, Enum):
     AUTO = "auto"  # a tree where it saves enough, rows elsewhere
 
 
-class Overlong(str, Enum):
-    """A trace longer than the token budget."""
-
-    ERROR = "error"
-    TRUNCATE = "truncate"  # cut from the tail, every column alike, and counted
-    SKIP = "skip"  # left out and counted
-
-
-class Incomplete(str, Enum):
-    """A group with fewer rollouts than `group_size`."""
-
-    KEEP = "keep"
-    WAIT = "wait"  # left out and counted: it may be complete next time
-    ERROR = "error"
-
-
 class OldLogprobs(str, Enum):
     """Where the proximal policy's log-probs come from."""
 
@@ -43,13 +28,6 @@ class OldLogprobs(str, Enum):
     SAMPLER = "sampler"
     START = "start"  # one forward pass before the batch's first update
     SHARD = "shard"
-
-
-class Stale(str, Enum):
-    """A sampled token older than `max_staleness`."""
-
-    MASK = "mask"
-    REFUSE = "refuse"
 
 
 class Lora(BaseModel):
@@ -79,8 +57,6 @@ class TrainConfig(BaseModel):
     steps: int | None = Field(default=None, ge=1, description="batches to train on; default one epoch")
     epochs: float | None = Field(default=None, gt=0)
     groups_per_step: int = Field(default=8, ge=1)
-    group_size: int | None = Field(default=None, ge=1, description="rollouts a complete group has")
-    incomplete: Incomplete = Incomplete.KEEP
     shuffle: bool = True
     tokens_per_batch: int = Field(default=8192, ge=2, description="slots of one micro-batch")
     overlong: Overlong = Overlong.ERROR
@@ -105,9 +81,11 @@ class TrainConfig(BaseModel):
     updates_per_batch: int = Field(default=1, ge=1)
     old: OldLogprobs = OldLogprobs.AUTO
     reference: str | None = Field(default=None, description="reference model folder, or 'initial' for the start")
-    policy_version: int | None = Field(default=None, description="version of the weights this run starts from")
-    max_staleness: int | None = Field(default=None, ge=0)
-    stale: Stale = Stale.MASK
+    policy_version: int | None = Field(
+        default=None, description="version of the weights at the first step; each step is one more"
+    )
+    max_staleness: int | None = Field(default=None, ge=0, description="in place of the recipe's off_policy limit")
+    tokenizer: str | None = Field(default=None, description="for recipes that drop lines by pattern")
 
     save_every: int | None = Field(default=None, ge=1, description="steps between checkpoints; always one at the end")
     keep: int = Field(default=2, ge=1, description="checkpoints kept")

@@ -12,7 +12,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from tracemask.core.errors import TrainError
-from tracemask.train.config import Overlong, Packing
+from tracemask.store.pack import Overlong, pack
+from tracemask.train.config import Packing
 from tracemask.train.tree import Layout, Sharing, concat, growth, lay_out
 
 WORTH_SHARING = 0.8  # slots per token below which a tree beats plain packing on a CPU (bench/train.py)
@@ -88,7 +89,7 @@ def size_of(rollout: Rollout, sharing: Sharing) -> int:
 
 
 def fit(rollout: Rollout, *, budget: int, packing: Packing, overlong: Overlong) -> Rollout | None:
-    """The rollout, cut or None (skip) where it does not fit the budget alone; TM900 where that is an error."""
+    """The rollout, cut or None (skip) where it does not fit the budget alone; TM602 where that is an error."""
     sharing = Sharing.ROWS if packing is Packing.ROWS else Sharing.TREE
     size = size_of(rollout, sharing)
     if size <= budget:
@@ -97,7 +98,7 @@ def fit(rollout: Rollout, *, budget: int, packing: Packing, overlong: Overlong) 
         return None
     if overlong is Overlong.ERROR:
         raise TrainError(
-            "TM900",
+            "TM602",
             where=rollout.name,
             what=f"the rollout takes {size} slots, more than the {budget} of a micro-batch",
             fix=f"--tokens-per-batch {size}, or --overlong truncate|skip",
@@ -108,7 +109,7 @@ def fit(rollout: Rollout, *, budget: int, packing: Packing, overlong: Overlong) 
         low, high = (middle, high) if size_of(rollout.cut(middle), sharing) <= budget else (low, middle - 1)
     if size_of(rollout.cut(low), sharing) > budget:
         raise TrainError(
-            "TM900", where=rollout.name, what=f"{len(rollout.rows)} rows cannot be cut to {budget} slots",
+            "TM602", where=rollout.name, what=f"{len(rollout.rows)} rows cannot be cut to {budget} slots",
             fix="--tokens-per-batch, larger",
         )  # fmt: skip
     return rollout.cut(low)
@@ -168,17 +169,5 @@ def share(trees: Sequence[Tree], ranks: int) -> list[list[Tree]]:
 
 def fill(trees: Sequence[Tree], *, budget: int) -> list[MicroBatch]:
     """Micro-batches of at most `budget` slots by best fit, largest first; deterministic."""
-    room: list[int] = []
-    held: list[list[int]] = []
-    for index in sorted(range(len(trees)), key=lambda one: (-trees[one].slots, one)):
-        need = trees[index].slots
-        fitting = [place for place, free in enumerate(room) if free >= need]
-        if fitting:
-            place = min(fitting, key=lambda one: (room[one], one))
-        else:
-            place = len(room)
-            room.append(budget)
-            held.append([])
-        room[place] -= need
-        held[place].append(index)
-    return [MicroBatch(tuple(trees[index] for index in sorted(one))) for one in held]
+    packed = pack([tree.slots for tree in trees], budget)
+    return [MicroBatch(tuple(trees[index] for index in one)) for one in packed.bins]

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from train_models import ROWS, tiny
 
 from tracemask.core.errors import TrainError
 from tracemask.train import attention as attending
@@ -18,18 +19,7 @@ from tracemask.train.attention import check_flex, plan_of
 from tracemask.train.model import hidden_states, use_attention
 from tracemask.train.tree import Layout, Sharing, lay_out
 
-from .models import VOCAB, tiny
-
 KINDS = ("llama", "qwen3", "sliding")
-draw = np.random.default_rng(3)
-PROMPT = draw.integers(0, VOCAB, 9)
-FORK = np.concatenate([PROMPT, draw.integers(0, VOCAB, 6)])
-ROWS = [
-    np.concatenate([FORK, draw.integers(0, VOCAB, 7)]),
-    np.concatenate([PROMPT, draw.integers(0, VOCAB, 3)]),
-    np.concatenate([FORK, draw.integers(0, VOCAB, 4)]),
-    draw.integers(0, VOCAB, 8),
-]
 
 
 def laid(model: nn.Module, layout: Layout) -> list[Tensor]:

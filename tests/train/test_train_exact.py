@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from train_models import ROWS, VOCAB, tiny
 
 from tracemask.recipe.step import LaidRow
 from tracemask.store.row import Row
@@ -18,9 +19,6 @@ from tracemask.train.model import use_attention
 from tracemask.train.plan import Rollout, fill, grow
 from tracemask.train.step import PolicyStep, read_logprobs
 from tracemask.train.tree import Sharing, lay_out
-
-from .models import VOCAB, tiny
-from .test_attention import ROWS
 
 KINDS = ("llama", "qwen3", "sliding")
 TERMS = {"ce": {}, "ppo": {"eps_low": 0.2, "eps_high": 0.2}, "gspo": {"eps_low": 3e-4, "eps_high": 4e-4}}

@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tracemask.core.errors import TrainError
-from tracemask.train.config import Overlong, Packing
+from tracemask.store.pack import Overlong
+from tracemask.train.config import Packing
 from tracemask.train.plan import Rollout, fill, fit, grow, share
 from tracemask.train.tree import Sharing
 

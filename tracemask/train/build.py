@@ -1,0 +1,182 @@
+"""Models of a run: the policy as one wrapped module, its LoRA adapters, and the reference policy. Knows no data."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from tracemask.core.errors import MissingExtra, TrainError
+from tracemask.recipe import Recipe
+from tracemask.train.attention import check_flex
+from tracemask.train.config import Lora, TrainConfig
+from tracemask.train.distributed import World, wrap
+from tracemask.train.model import init_tiny, load, probe, text_config
+from tracemask.train.step import PolicyStep, Work, read_logprobs
+
+
+def recipe_of(config: TrainConfig) -> Recipe:
+    """The recipe, with the run's staleness limit in place of its own where one is given."""
+    recipe = Recipe.load(config.recipe)
+    if config.max_staleness is None:
+        return recipe
+    limit = recipe.off_policy.model_copy(update={"max_staleness": config.max_staleness})
+    return recipe.model_copy(update={"off_policy": limit})
+
+
+@dataclass(slots=True)
+class Policies:
+    """model: the bare model being trained. module: PolicyStep around it, wrapped for the ranks.
+
+    attention: its name.
+    reference: a frozen, wrapped PolicyStep, or None; with LoRA the policy without its adapters serves.
+    """
+
+    model: Any
+    module: nn.Module
+    attention: str
+    reference: nn.Module | None
+    adapters_off: bool
+    needs_reference: bool
+
+    def with_reference(self, works: list[Work], world: World) -> list[Work]:
+        """Works with ref_logprob, read here when a reference model was given. Collective."""
+        if self.reference is None and not self.adapters_off:
+            if self.needs_reference and world.largest(sum(_no_reference(one) for one in works)):
+                raise TrainError(
+                    "TM603",
+                    where="reference",
+                    what="the recipe compares with a reference policy, and the shards have no ref_logprob",
+                    fix="--reference FOLDER or initial, or `tracemask score --as ref`",
+                )
+            return works
+        module = self.reference or self.module
+        with self._without_adapters():
+            read = [read_logprobs(module, one) for one in works]
+        return [
+            replace(one, batch=replace(one.batch, ref_logprob=lp.to(one.batch.weights[_any(one)].dtype)))
+            for one, lp in zip(works, read, strict=True)
+        ]
+
+    @contextmanager
+    def _without_adapters(self) -> Iterator[None]:
+        with self.model.disable_adapter() if self.adapters_off else nullcontext():
+            yield
+
+
+def _any(work: Work) -> str:
+    return next(iter(work.batch.weights))
+
+
+def _no_reference(work: Work) -> int:
+    return int(len(work.batch) > 0 and work.batch.ref_logprob is None)
+
+
+def build(config: TrainConfig, loader: Any, world: World) -> Policies:
+    """Load, check and wrap the policy and its reference. Collective."""
+    recipe: Recipe = loader.recipe
+    attention = _attention(config, world)
+    model = _load(config, loader, config.model, attention)
+    vocab = int(text_config(model.config).vocab_size)
+    _check_vocabulary(vocab, loader)
+    model.to(world.device)
+    probe(model, vocab=vocab)
+    adapters_off = False
+    if config.lora is not None:
+        model = _with_adapters(model, config.lora)
+        adapters_off = config.reference == "initial"
+    if config.gradient_checkpointing:
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    parallel = _parallel(config, world)
+
+    def wrapped(inner: PolicyStep) -> nn.Module:
+        layers = layers_of(inner.model) if parallel == "fsdp2" else []
+        return wrap(inner, layers, world=world, parallel=parallel, dtype=config.dtype)
+
+    module = wrapped(_step(model, recipe, config, world, parallel))
+    reference = None
+    if config.reference is not None and not adapters_off:
+        path = config.model if config.reference == "initial" else config.reference
+        frozen = _load(config, loader, path, attention).to(world.device).requires_grad_(False)
+        inner = _step(frozen, recipe, config, world, parallel).eval()
+        reference = wrapped(inner) if parallel == "fsdp2" else inner
+    return Policies(model, module, attention, reference, adapters_off, "ref" in recipe.needs)
+
+
+def _step(model: Any, recipe: Recipe, config: TrainConfig, world: World, parallel: str) -> PolicyStep:
+    mixed = config.dtype == "bfloat16" and (world.size == 1 or parallel == "ddp")
+    return PolicyStep(model, recipe, valid_vocab=config.valid_vocab, autocast=torch.bfloat16 if mixed else None)
+
+
+def _parallel(config: TrainConfig, world: World) -> str:
+    """auto: DDP on CPUs, FSDP2 on GPUs."""
+    if config.parallel != "auto":
+        return config.parallel
+    return "fsdp2" if world.device.type == "cuda" else "ddp"
+
+
+def _attention(config: TrainConfig, world: World) -> str:
+    """auto: flex on a GPU that passes the check, else the run-by-run attention; named in the plan."""
+    if config.attention == "flex":
+        check_flex(world.device)
+    if config.attention != "auto":
+        return config.attention
+    if world.device.type != "cuda":
+        return "segments"
+    try:
+        check_flex(world.device)
+    except TrainError:
+        return "segments"  # exact everywhere; the run's result names what was used
+    return "flex"
+
+
+def _load(config: TrainConfig, loader: Any, path: str | None, attention: str) -> Any:
+    dtype = torch.float64 if config.dtype == "float64" else torch.float32
+    if path is None:
+        vocab = vocabulary_of(loader)
+        return init_tiny(vocab, seed=config.seed, dtype=dtype, attention=attention)
+    return load(path, dtype=dtype, attention=attention)
+
+
+def vocabulary_of(loader: Any) -> int:
+    """Ids of the dataset's tokenizer; for foreign data, the largest id present + 1."""
+    stated = loader.dataset.metadata.get("vocab_size")
+    if stated:
+        return int(stated)
+    return 1 + max(int(loader.dataset.row(i)["token_ids"].max()) for i in range(len(loader.dataset)))
+
+
+def _check_vocabulary(vocab: int, loader: Any) -> None:
+    stated = loader.dataset.metadata.get("vocab_size")
+    if stated and int(stated) > vocab:
+        raise TrainError(
+            "TM506",
+            where="--model",
+            what=f"the model knows {vocab} ids, the shards' tokenizer has {stated}",
+            fix="train the model that sampled the shards",
+        )
+
+
+def _with_adapters(model: Any, lora: Lora) -> Any:
+    try:
+        from peft import LoraConfig, get_peft_model
+    except ImportError:
+        raise MissingExtra("TM903", what="peft is not installed", fix="pip install peft") from None
+    return get_peft_model(
+        model,
+        LoraConfig(r=lora.rank, lora_alpha=lora.alpha, lora_dropout=lora.dropout, target_modules=lora.targets),
+    )
+
+
+def layers_of(model: Any) -> list[nn.Module]:
+    """The decoder layers: the units that FSDP2 gathers one at a time."""
+    body = model.get_decoder() if hasattr(model, "get_decoder") else model.base_model
+    for name in ("layers", "h", "blocks"):
+        found = getattr(body, name, None)
+        if isinstance(found, nn.ModuleList):
+            return list(found)
+    raise TrainError("TM960", where=type(model).__name__, what="no list of decoder layers found", fix="--parallel ddp")

@@ -1,0 +1,347 @@
+"""Steps of whole groups in a deterministic order, laid, packed and handed out as micro-batches. Knows no model.
+
+Every rank plans the same global step and takes its own trees; counts become global by one all-reduce.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+
+from tracemask.core.errors import TrainError
+from tracemask.core.finding import Finding, Severity
+from tracemask.loss.batch import Batch
+from tracemask.recipe import Recipe
+from tracemask.recipe.advantage import Advantages, compute
+from tracemask.recipe.step import LaidRow, Step, lay_step
+from tracemask.store.pack import PACKING_VERSION, Overlong, cut
+from tracemask.store.permutation import Permutation
+from tracemask.store.row import Row
+from tracemask.train.batching import name_of, selected, work_of
+from tracemask.train.config import Packing
+from tracemask.train.distributed import World
+from tracemask.train.plan import MicroBatch, Rollout, Tree, fill, fit, grow, share
+from tracemask.train.step import Work
+
+
+class Rows(Protocol):
+    """What the loader needs of a dataset."""
+
+    metadata: dict[str, Any]
+    fingerprint: str
+
+    def __len__(self) -> int: ...
+    def row(self, i: int) -> Row: ...
+    def scalars(self, names: Sequence[str] | None = None) -> dict[str, list[Any]]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """How steps are cut from a dataset and packed; see TrainConfig for each field."""
+
+    groups_per_step: int | None = None  # None: the whole dataset is one step
+    tokens_per_batch: int = 8192
+    packing: Packing = Packing.AUTO
+    overlong: Overlong = Overlong.ERROR
+    shuffle: bool = True
+    seed: int = 0
+    policy_version: int | None = None
+
+
+@dataclass(slots=True)
+class Loaded:
+    """One step on this rank. works: its micro-batches. counts: selected tokens per component over all ranks.
+
+    facts: numbers of the global step (rollouts, rows, trees, tokens, slots, reward, …). n_selected: their sum.
+    """
+
+    index: int
+    works: list[Work]
+    step: Step
+    facts: dict[str, float]
+    findings: list[Finding] = field(default_factory=list)
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Selected tokens of each component, all ranks."""
+        return self.step.counts
+
+
+class Loader:
+    """Steps by number: `step(k)` depends on the dataset, the recipe and the policy alone, so any k can come first."""
+
+    def __init__(
+        self,
+        dataset: Rows,
+        recipe: Recipe,
+        policy: Policy,
+        *,
+        world: World | None = None,
+        dtype: torch.dtype = torch.float32,
+        token_bytes: Callable[[int], bytes] | None = None,
+    ) -> None:
+        self.dataset, self.recipe, self.policy = dataset, recipe, policy
+        self.world, self.dtype, self.token_bytes = world or World(), dtype, token_bytes
+        self.scalars = dataset.scalars()
+        self.advantages = compute(recipe, self.scalars)
+        self.members = _members(self.advantages.group)
+        self.skipped: set[str] = set()
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """The last step of an epoch may hold fewer groups; no step crosses an epoch."""
+        return -(-len(self.members) // self._groups)
+
+    @property
+    def _groups(self) -> int:
+        return self.policy.groups_per_step or len(self.members)
+
+    def rows_of(self, index: int) -> list[list[int]]:
+        """Row numbers of each group of step `index` (0-based, counted through epochs)."""
+        epoch, within = divmod(index, self.steps_per_epoch)
+        count = len(self.members)
+        places = range(within * self._groups, min(count, (within + 1) * self._groups))
+        if not self.policy.shuffle:
+            return [self.members[place].tolist() for place in places]
+        order = Permutation(count, seed=self.policy.seed, epoch=epoch).take(np.arange(places.start, places.stop))
+        return [self.members[group].tolist() for group in order]
+
+    def plan(self, index: int) -> list[list[Tree]]:
+        """The global step: trees of every group. Rows too long are cut, skipped or refused as the policy says."""
+        return [self._grown(self._rollouts(rows)) for rows in self.rows_of(index)]
+
+    def _grown(self, group: list[Rollout]) -> list[Tree]:
+        return grow(group, budget=self.policy.tokens_per_batch, packing=self.policy.packing)
+
+    def _rollouts(self, rows: list[int]) -> list[Rollout]:
+        by_rollout: dict[int, list[int]] = {}
+        for row in rows:
+            by_rollout.setdefault(int(self.advantages.rollout[row]), []).append(row)
+        fitted = []
+        for numbers in by_rollout.values():
+            read = [self.dataset.row(row) for row in numbers]
+            ids = tuple(np.asarray(row["token_ids"]) for row in read)
+            whole = Rollout(name_of(read[0]), tuple(numbers), ids)
+            kept = fit(
+                whole,
+                budget=self.policy.tokens_per_batch,
+                packing=self.policy.packing,
+                overlong=self.policy.overlong,
+            )
+            if kept is not whole:
+                self.skipped.add(whole.name)
+            if kept is not None:
+                fitted.append(kept)
+        return fitted
+
+    def step(self, index: int) -> Loaded:
+        """Step `index` on this rank. Collective: every rank calls it with the same index."""
+        groups = self.plan(index)
+        trees = [tree for group in groups for tree in group]
+        mine = share(trees, self.world.size)[self.world.rank]
+        kept = {row: len(ids) for tree in mine for one in tree.rollouts for row, ids in zip(one.rows, one.ids)}
+        rows = [cut(self.dataset.row(row), length) for row, length in kept.items()]
+        everywhere = [row for tree in trees for row in tree.rows]
+        version = None if self.policy.policy_version is None else self.policy.policy_version + index
+        laid = lay_step(
+            self.recipe,
+            rows,
+            self._advantages_of(everywhere),
+            reduce=self.world.add_int,
+            policy_version=version,
+            token_bytes=self.token_bytes,
+        )
+        by_row = {one.row.index: one for one in laid.rows}
+        micro = self._packed(mine, by_row)
+        works = [
+            work_of(batch.lay_out(), [by_row[row] for row in batch.rows], device=self.world.device, dtype=self.dtype)
+            for batch in micro
+        ]
+        return Loaded(index, works, laid, self._facts(everywhere, trees), [*laid.findings, *self._left_out()])
+
+    def _packed(self, mine: list[Tree], laid: Mapping[int, LaidRow]) -> list[MicroBatch]:
+        """This rank's micro-batches, without what no target needs: rows without one, and tokens after the last."""
+        groups: dict[int, list[Rollout]] = {}
+        for tree in mine:
+            for rollout in tree.rollouts:
+                needed = trimmed(rollout, laid)
+                if needed is not None:
+                    groups.setdefault(laid[rollout.rows[0]].group, []).append(needed)
+        trees = [tree for group in groups.values() for tree in self._grown(group)]
+        return fill(trees, budget=self.policy.tokens_per_batch)
+
+    def _advantages_of(self, rows: list[int]) -> Advantages:
+        """The dataset's advantages; where the estimator compares a whole batch, those of this step's rows."""
+        spec = self.recipe.advantage
+        if spec.estimator != "batch" and spec.whiten != "batch":
+            return self.advantages
+        part = compute(self.recipe, {name: [column[row] for row in rows] for name, column in self.scalars.items()})
+        values, reason, rewards = (getattr(self.advantages, name).copy() for name in ("values", "reason", "rewards"))
+        values[rows], reason[rows], rewards[rows] = part.values, part.reason, part.rewards
+        return replace(self.advantages, values=values, reason=reason, rewards=rewards)
+
+    def _facts(self, rows: list[int], trees: list[Tree]) -> dict[str, float]:
+        first = {int(self.advantages.rollout[row]): row for row in reversed(rows)}
+        facts = {
+            "groups": float(len({int(self.advantages.group[row]) for row in rows})),
+            "rollouts": float(len(first)),
+            "rows": float(len(rows)),
+            "tokens": float(sum(tree.tokens for tree in trees)),
+            "slots": float(sum(tree.slots for tree in trees)),
+        }
+        rewards = self.scalars.get("reward")
+        known = [float(rewards[row]) for row in first.values() if rewards is not None and rewards[row] is not None]
+        if known:
+            facts["reward"] = float(np.mean(known))
+        advantages = self.advantages.values[sorted(first.values())]
+        advantages = advantages[~np.isnan(advantages)]
+        if len(advantages) and self.recipe.advantage.estimator != "none":
+            facts["advantage_std"] = float(np.std(advantages))
+        return facts
+
+    def _left_out(self) -> list[Finding]:
+        if not self.skipped:
+            return []
+        what = "cut" if self.policy.overlong is Overlong.TRUNCATE else "left out"
+        message = f"{len(self.skipped)} rollouts are longer than {self.policy.tokens_per_batch} slots: {what} so far"
+        data: dict[str, object] = {"rollouts": sorted(self.skipped)[:20], "count": len(self.skipped)}
+        return [Finding("TM602", message, severity=Severity.WARNING, data=data)]
+
+    def state(self, done: int) -> dict[str, Any]:
+        """What fixes the order of steps, and how many are done."""
+        return {
+            "dataset": self.dataset.fingerprint,
+            "seed": self.policy.seed,
+            "shuffle": self.policy.shuffle,
+            "groups_per_step": self._groups,
+            "steps_done": done,
+            "packing": PACKING_VERSION,
+        }
+
+    def resume(self, state: Mapping[str, Any]) -> int:
+        """Steps done according to a saved `state`. Raises TM961 unless it speaks of the same order of the same data."""
+        own = self.state(int(state["steps_done"]))
+        wrong = [name for name, value in own.items() if state.get(name) != value]
+        if wrong:
+            what = f"the checkpoint was made with another {', '.join(wrong)}"
+            raise TrainError("TM961", where="resume", what=what, fix="use the same data and options, or --resume never")
+        return int(state["steps_done"])
+
+
+def _members(group: np.ndarray) -> list[np.ndarray]:
+    """Row numbers of each group, in stored order."""
+    order = np.argsort(group, kind="stable")
+    return np.split(order, np.cumsum(np.bincount(group))[:-1]) if len(group) else []
+
+
+def trimmed(rollout: Rollout, laid: Mapping[int, LaidRow]) -> Rollout | None:
+    """The rollout up to each row's last target; rows without a target are left out, None when none has one."""
+    rows, ids = [], []
+    for row, tokens in zip(rollout.rows, rollout.ids, strict=True):
+        targets = selected(laid[row], len(tokens))
+        if len(targets):
+            rows.append(row)
+            ids.append(tokens[: int(targets[-1]) + 1])
+    return Rollout(rollout.name, tuple(rows), tuple(ids)) if rows else None
+
+
+class MemoryRows:
+    """Rows that lie in no file, as a dataset."""
+
+    def __init__(self, rows: Sequence[Row]) -> None:
+        from tracemask.core.fingerprint import fingerprint
+
+        self._rows = [replace(row, index=at) for at, row in enumerate(rows)]
+        self.metadata: dict[str, Any] = {}
+        self.fingerprint = fingerprint([[int(i) for i in row["token_ids"]] for row in self._rows])
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def row(self, i: int) -> Row:
+        """Row `i`."""
+        return self._rows[i]
+
+    def scalars(self, names: Sequence[str] | None = None) -> dict[str, list[Any]]:
+        """Whole scalar columns; None where a row lacks one."""
+        known = dict.fromkeys(name for row in self._rows for name in row.scalars)
+        return {name: [row.scalars.get(name) for row in self._rows] for name in known if not names or name in names}
+
+
+def rows_of(source: Any, *, renderer: Any = None, columns: Mapping[str, str] | None = None) -> Rows:
+    """`source` as rows: a dataset, its path, a sequence of Row, or traces with the `renderer` that makes samples."""
+    if hasattr(source, "row") and hasattr(source, "scalars"):
+        return source
+    if isinstance(source, str) or hasattr(source, "__fspath__"):
+        from tracemask.store.reader import open_dataset
+
+        return open_dataset(source, columns=columns or None)
+    items = list(source)
+    if items and not isinstance(items[0], Row):
+        if renderer is None:
+            raise TrainError(
+                "TM900", where="prepare", what="traces need a renderer", fix="renderer=Renderer(tokenizer)"
+            )
+        from tracemask.store.rows import of_sample
+
+        samples = renderer.render_many(items)
+        items = [of_sample(one, trace) for trace, found in zip(items, samples, strict=True) for one in found]
+    if not items:
+        raise TrainError("TM904", where="prepare", what="nothing to prepare", fix="give traces, rows or a dataset")
+    return MemoryRows(items)
+
+
+def prepare(
+    source: Any,
+    recipe: Recipe | str | dict[str, Any],
+    *,
+    tokens_per_batch: int = 8192,
+    groups_per_step: int | None = None,
+    packing: Packing | str = Packing.AUTO,
+    overlong: Overlong | str = Overlong.ERROR,
+    seed: int = 0,
+    shuffle: bool = False,
+    policy_version: int | None = None,
+    renderer: Any = None,
+    columns: Mapping[str, str] | None = None,
+    tokenizer: Any = None,
+) -> Iterator[Batch]:
+    """Micro-batches for `loss.from_hidden`, one pass over `source`, without files.
+
+    source: a dataset or its path, rows, or traces (with `renderer`). Their losses add up: one optimizer step takes all
+    batches of a step (default: everything is one step; with groups_per_step, count batches by `steps`).
+    Raises what the recipe and the packing raise.
+    """
+    for loaded in steps(
+        source,
+        recipe,
+        policy=Policy(
+            groups_per_step, tokens_per_batch, Packing(packing), Overlong(overlong), shuffle, seed, policy_version
+        ),
+        renderer=renderer,
+        columns=columns,
+        tokenizer=tokenizer,
+    ):
+        for work in loaded.works:
+            yield work.batch
+
+
+def steps(
+    source: Any,
+    recipe: Recipe | str | dict[str, Any],
+    *,
+    policy: Policy | None = None,
+    renderer: Any = None,
+    columns: Mapping[str, str] | None = None,
+    tokenizer: Any = None,
+) -> Iterator[Loaded]:
+    """The steps of one epoch, each with its micro-batches."""
+    token_bytes = None if tokenizer is None else tokenizer.id_bytes
+    dataset = rows_of(source, renderer=renderer, columns=columns)
+    loader = Loader(dataset, Recipe.load(recipe), policy or Policy(), token_bytes=token_bytes)
+    for index in range(loader.steps_per_epoch):
+        yield loader.step(index)

@@ -1,0 +1,328 @@
+"""The training loop: model, optimizer, checkpoints and metrics around the loader's steps. Decides no weight.
+
+A step is a batch of whole groups; its denominators are global, so any number of ranks and any split into micro-batches
+gives the same gradient. Killed anywhere, the same command continues bit for bit from the last checkpoint.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from tracemask.core.errors import TrainError
+from tracemask.core.finding import Finding
+from tracemask.core.fingerprint import fingerprint
+from tracemask.recipe import Recipe
+from tracemask.train import checkpoint, schedule
+from tracemask.train.batching import dummy
+from tracemask.train.build import Policies, build, recipe_of
+from tracemask.train.config import OldLogprobs, TrainConfig
+from tracemask.train.distributed import World, clip, is_ddp, launched, no_sync
+from tracemask.train.dry_run import Plan, plan_run
+from tracemask.train.loader import Loaded, Loader, Policy, rows_of
+from tracemask.train.metrics import JsonLines, Pairs, TensorBoard, add, means
+from tracemask.train.step import Work, read_logprobs
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.float32, "float64": torch.float64}  # of parameters and batches
+
+
+@dataclass(frozen=True, slots=True)
+class StepReport:
+    """One finished step: its 1-based number of `of`, the numbers of its metrics line, and what was found."""
+
+    step: int
+    of: int
+    metrics: dict[str, float]
+    findings: list[Finding]
+
+
+@dataclass(frozen=True, slots=True)
+class TrainResult:
+    """What a run left behind. metrics: of the last step taken (empty when there was nothing left to do)."""
+
+    steps: int
+    seconds: float
+    metrics_file: str
+    checkpoint: str | None
+    exported: str | None
+    attention: str
+    metrics: dict[str, float] = field(default_factory=dict)
+    findings: list[Finding] = field(default_factory=list)
+
+    def to_json(self) -> dict[str, Any]:
+        """A plain dict."""
+        return {**asdict(self), "findings": [one.to_json() for one in self.findings]}
+
+
+Observer = Callable[[StepReport], None]
+
+
+def train(config: TrainConfig | dict[str, Any], *, observer: Observer | None = None) -> TrainResult:
+    """Train as configured; resumes by itself. Under torch.distributed.run every rank calls it alike.
+
+    observer: called on rank 0 after each step. Raises TrainError (TM960 unsupported model, TM961 checkpoint, TM962
+    non-finite gradient), RecipeError and LossError as the data deserve.
+    """
+    settings = config if isinstance(config, TrainConfig) else TrainConfig.of(config)
+    with launched(settings.device) as world:
+        return _Run(settings, world).go(observer)
+
+
+def dry_run(config: TrainConfig | dict[str, Any]) -> Plan:
+    """The plan of a run, without loading weights: rows, trees, tokens saved, steps, denominators, memory estimate."""
+    settings = config if isinstance(config, TrainConfig) else TrainConfig.of(config)
+    return plan_run(settings, loader_of(settings, World()))
+
+
+def loader_of(config: TrainConfig, world: World) -> Loader:
+    """The loader that a configuration describes."""
+    token_bytes = None
+    if config.tokenizer is not None:
+        from tracemask.render.tokenizer import Tokenizer
+
+        token_bytes = Tokenizer.load(config.tokenizer).id_bytes
+    source: Any = config.data[0] if len(config.data) == 1 else config.data
+    if len(config.data) > 1:
+        from tracemask.store.reader import open_dataset
+
+        source = open_dataset(config.data, columns=config.columns or None)
+    policy = Policy(
+        groups_per_step=config.groups_per_step,
+        tokens_per_batch=config.tokens_per_batch,
+        packing=config.packing,
+        overlong=config.overlong,
+        shuffle=config.shuffle,
+        seed=config.seed,
+        policy_version=config.policy_version,
+    )
+    return Loader(
+        rows_of(source, columns=config.columns or None),
+        recipe_of(config),
+        policy,
+        world=world,
+        dtype=DTYPES[config.dtype],
+        token_bytes=token_bytes,
+    )
+
+
+def steps_of(config: TrainConfig, loader: Loader) -> int:
+    """Steps of the whole run."""
+    return config.steps or max(1, math.ceil((config.epochs or 1.0) * loader.steps_per_epoch))
+
+
+class _Run:
+    """State of one run on one rank."""
+
+    def __init__(self, config: TrainConfig, world: World) -> None:
+        self.config, self.world = config, world
+        self.out = Path(config.out)
+        self.loader = loader_of(config, world)
+        self.recipe: Recipe = self.loader.recipe
+        self.total = steps_of(config, self.loader)
+        torch.manual_seed(config.seed)
+        self.policies: Policies = build(config, self.loader, world)
+        self.module: nn.Module = self.policies.module
+        self.parameters = [one for one in self.module.parameters() if one.requires_grad]
+        self.optimizer = _optimizer(config, self.module)
+        torch.manual_seed(config.seed * world.size + world.rank)
+        self.findings: dict[str, Finding] = {}
+
+    def go(self, observer: Observer | None) -> TrainResult:
+        """Resume, train, export."""
+        started = time.monotonic()
+        done = self._resume()
+        files: list[Any] = []
+        if self.world.first:
+            files.append(JsonLines(self.out / "metrics.jsonl", after_step=done))
+            if self.config.tensorboard:
+                files.append(TensorBoard(self.out / "tensorboard", after_step=done))
+        saved = checkpoint.complete(self.out / "checkpoints")
+        path = saved[-1][1] if saved else None
+        values: dict[str, float] = {}
+        for index in range(done, self.total):
+            loaded, values = self._step(index)
+            for file in files:
+                file.write({"step": index + 1, **values})
+            if (index + 1) % (self.config.save_every or self.total) == 0 or index + 1 == self.total:
+                path = self._save(index + 1)
+            if observer is not None and self.world.first:
+                observer(StepReport(index + 1, self.total, values, loaded.findings))
+        for file in files:
+            file.close()
+        exported = self._export() if self.config.export else None
+        return TrainResult(
+            steps=self.total,
+            seconds=time.monotonic() - started,
+            metrics_file=str(self.out / "metrics.jsonl"),
+            checkpoint=None if path is None else str(path),
+            exported=exported,
+            attention=self.policies.attention,
+            metrics=values,
+            findings=list(self.findings.values()),
+        )
+
+    def _step(self, index: int) -> tuple[Loaded, dict[str, float]]:
+        """Load, read what must be read before the first update, update, and the step's metrics."""
+        started = time.monotonic()
+        loaded = self.loader.step(index)
+        for finding in loaded.findings:
+            self.findings.setdefault(f"{finding.code} {finding.message}", finding)
+        count = self.world.largest(len(loaded.works))
+        empty = dummy(list(self.recipe.components), device=self.world.device, dtype=self.loader.dtype)
+        works = [*loaded.works, *[empty] * (count - len(loaded.works))]
+        values: dict[str, float] = dict(loaded.facts)
+        if any(loaded.counts.values()):
+            works = self.policies.with_reference(works, self.world)
+            works, values["old_at_start"] = self._with_old(works)
+            for update in range(self.config.updates_per_batch):
+                values |= self._update(works, index * self.config.updates_per_batch + update)
+        else:
+            values |= {"grad_norm": 0.0, "lr": 0.0}
+        seconds = time.monotonic() - started
+        values |= {f"selected/{name}": float(n) for name, n in loaded.counts.items()}
+        values |= {
+            "micro_batches": float(count),
+            "seconds": seconds,
+            "tokens_per_second": loaded.facts["tokens"] / seconds,
+        }
+        return loaded, values
+
+    def _with_old(self, works: list[Work]) -> tuple[list[Work], float]:
+        """Old log-probs as configured: the shard's, the sampler's, or read here; and whether they were read."""
+        how = self.config.old
+        if "old" not in self.recipe.needs:
+            return works, 0.0
+        if how is OldLogprobs.SAMPLER:
+            return [replace(one, batch=replace(one.batch, old_logprob=None)) for one in works], 0.0
+        if how is OldLogprobs.SHARD:
+            return works, 0.0
+        read = how is OldLogprobs.START or self.config.updates_per_batch > 1
+        if how is OldLogprobs.AUTO:
+            stored = not self.world.largest(sum(_lacks(one, self.recipe, "old_logprob") for one in works))
+            sampled = not self.world.largest(sum(_lacks(one, self.recipe, "sampler_logprob") for one in works))
+            read = not stored and (read or not sampled)
+            if not stored and not read:
+                works = [replace(one, batch=replace(one.batch, old_logprob=None)) for one in works]
+        if not read:
+            return works, 0.0
+        fresh = [read_logprobs(self.module, one).to(self.loader.dtype) for one in works]
+        return [
+            replace(one, batch=replace(one.batch, old_logprob=lp)) for one, lp in zip(works, fresh, strict=True)
+        ], 1.0
+
+    def _update(self, works: list[Work], update: int) -> dict[str, float]:
+        """One optimizer step over all micro-batches; the metrics of this pass."""
+        self.module.train()
+        rate = self._rate(update)
+        pairs: Pairs = {}
+        undo = float(self.world.size) if is_ddp(self.module) else 1.0
+        for at, work in enumerate(works):
+            with no_sync(self.module, last=at == len(works) - 1):
+                total, output = self.module(work, entropy=True)
+                (total * undo).backward()
+            add(pairs, output.metrics)
+            add(pairs, {f"{name}/max": (value, 1.0) for name, value in output.maxima.items()})
+            add(pairs, {f"loss/{name}": (one.value, 0.0) for name, one in output.components.items()})
+        norm = clip(self.parameters, self.config.clip_norm)
+        if not math.isfinite(norm):
+            raise TrainError(
+                "TM962",
+                where=f"update {update + 1}",
+                what=f"the gradient's norm is {norm}",
+                fix="lower the learning rate; the last checkpoint is intact",
+            )
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        everywhere = self.world.add_pairs(pairs)
+        losses = {name: value for name, (value, _) in everywhere.items() if name.startswith("loss/")}
+        return {**losses, **means(everywhere), "grad_norm": norm, "lr": rate}
+
+    def _rate(self, update: int) -> float:
+        config = self.config
+        rate = config.lr * schedule.factor(
+            config.schedule,
+            update,
+            total=self.total * config.updates_per_batch,
+            warmup=config.warmup_steps,
+            floor=config.min_lr_ratio,
+        )
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        return rate
+
+    def _identity(self) -> str:
+        return fingerprint(self.recipe.model_dump(mode="json"))
+
+    def _save(self, done: int) -> Path:
+        state = {"loader": self.loader.state(done), "recipe": self._identity(), "config": _dump(self.config)}
+        return checkpoint.save(
+            self.out / "checkpoints",
+            step=done,
+            module=self.module,
+            optimizer=self.optimizer,
+            state=state,
+            world=self.world,
+            keep=self.config.keep,
+        )
+
+    def _resume(self) -> int:
+        """Steps already done; fills model and optimizer from the newest whole checkpoint."""
+        found = self.world.same([str(path) for _, path in checkpoint.complete(self.out / "checkpoints")])
+        how = self.config.resume
+        if found and how == "never":
+            what = "the run folder already holds checkpoints"
+            raise TrainError("TM961", where=str(self.out), what=what, fix="--resume auto, or another --out")
+        if not found and how == "require":
+            raise TrainError("TM961", where=str(self.out), what="no checkpoint to resume", fix="--resume auto")
+        if not found:
+            return 0
+        path = Path(found[-1])
+        state = checkpoint.state_of(path)
+        done = self.loader.resume(state["loader"])
+        if state["recipe"] != self._identity():
+            what = "the checkpoint was made with another recipe"
+            raise TrainError("TM961", where=str(path), what=what, fix="use the same recipe, or another --out")
+        checkpoint.load(path, module=self.module, optimizer=self.optimizer, world=self.world)
+        return done
+
+    def _export(self) -> str:
+        folder = self.out / "model"
+        checkpoint.export(
+            folder, module=self.module, model=self.policies.model, source=self.config.model, world=self.world
+        )
+        return str(folder)
+
+
+def _dump(config: TrainConfig) -> dict[str, Any]:
+    return config.model_dump(mode="json")
+
+
+def _lacks(work: Work, recipe: Recipe, name: str) -> int:
+    """1 when a target of a component that compares with the old policy has no such log-prob."""
+    values = getattr(work.batch, name)
+    wanted = torch.zeros(len(work.batch), dtype=torch.bool, device=work.batch.target_id.device)
+    for component, weights in work.batch.weights.items():
+        if "old" in recipe.components[component].needs:
+            wanted |= weights != 0
+    if values is not None:
+        wanted &= torch.isnan(values)
+    return int(wanted.any())
+
+
+def _optimizer(config: TrainConfig, module: nn.Module) -> torch.optim.Optimizer:
+    """AdamW; matrices decay, vectors do not."""
+    trained = [one for one in module.parameters() if one.requires_grad]
+    groups = [
+        {"params": [one for one in trained if one.dim() >= 2], "weight_decay": config.weight_decay},
+        {"params": [one for one in trained if one.dim() < 2], "weight_decay": 0.0},
+    ]
+    return torch.optim.AdamW(
+        [group for group in groups if group["params"]], lr=config.lr, betas=config.betas, eps=config.eps
+    )
