@@ -38,4 +38,5 @@ OPERATIONAL = {
     # 960–969 train
     "TM960": "unsupported-model",
     "TM961": "checkpoint",
+    "TM962": "non-finite-gradient",
 }
