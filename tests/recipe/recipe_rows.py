@@ -1,4 +1,4 @@
-"""Rows built by hand from (author, role, part, count) runs, and the naive arithmetic that the recipe room must match."""
+"""Rows built by hand from (author, role, part, count) runs, and the naive arithmetic they are held against."""
 
 from __future__ import annotations
 

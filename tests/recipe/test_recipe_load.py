@@ -21,7 +21,10 @@ from tracemask.recipe.schema import recipe_schema, schema_text
 from tracemask.recipe.terms import TERMS
 
 ROOT = Path(__file__).parents[2]
-WANTED = "reinforce rloo reinforce_pp grpo dapo dr_grpo gspo cispo sapo dppo echo echo_paper sft opd maxrl grpo_tis grpo_icepop ppo"
+WANTED = (
+    "reinforce rloo reinforce_pp grpo dapo dr_grpo gspo cispo sapo dppo echo echo_paper sft opd maxrl "
+    "grpo_tis grpo_icepop ppo"
+)
 
 
 def fault(source: Any) -> RecipeError:
