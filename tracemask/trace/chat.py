@@ -283,7 +283,8 @@ def to_chat(message: Message, *, reasoning_field: str | None = None) -> dict[str
     if name is not None:
         out["name"] = name
     for key, value in message.extra.items():
-        out.setdefault(key, value)
+        if key != "log":
+            out.setdefault(key, value)
     return out
 
 

@@ -189,8 +189,8 @@ def _count_unknown(trace: Trace, kind: Format, unknown: Counter[str]) -> None:
             unknown[key] += 1
     for message in trace.messages:
         if message.extra or message.model_extra:
-            for key in (*message.extra, *(message.model_extra or ())):
-                if key not in kind.known:
+            for key in (*message.extra, *message.extra.get("log", ()), *(message.model_extra or ())):
+                if key not in kind.known and key != "log":
                     unknown[f"messages[].{key}"] += 1
         if message.sampled is not None and message.sampled.model_extra:
             for key in message.sampled.model_extra:

@@ -12,7 +12,7 @@ from tracemask.core.finding import Finding
 from tracemask.core.registry import Table
 from tracemask.core.vocab import Fidelity
 from tracemask.trace.inputs import InputFile, Layout
-from tracemask.trace.model import Trace
+from tracemask.trace.model import Message, Trace
 
 
 class UnitKind(str, Enum):
@@ -80,8 +80,21 @@ class Format:
     known: frozenset[str] = frozenset()
 
 
+def keep(message: Message, rest: dict[str, Any]) -> None:
+    """What a log line had beside its message: kept in extra["log"], counted as unknown unless the format knows it.
+
+    Under one key of its own, because `extra` itself is passed on to chat templates.
+    """
+    if rest:
+        message.extra["log"] = rest
+
+
 FORMATS: Table[Format] = Table(
     "format",
     tracemask="tracemask.trace.formats.own:FORMAT",
     openai="tracemask.trace.formats.openai:FORMAT",
+    verifiers="tracemask.trace.formats.verifiers:FORMAT",
+    atif="tracemask.trace.formats.atif:FORMAT",
+    **{"claude-code": "tracemask.trace.formats.claude_code:FORMAT"},
+    codex="tracemask.trace.formats.codex:FORMAT",
 )

@@ -17,13 +17,13 @@ from tracemask.trace.scalars import trace_scalars
 
 # Keys by which a row with messages is a row of another format.
 FOREIGN = ("blocks", "nodes", "trajectory", "steps", "simulations", "history", "schema_version", "trajectory_format",
-           "response_ids", "loss_mask")  # fmt: skip
+           "traces", "response_ids", "loss_mask")  # fmt: skip
 
 
 def sniff(head: Head) -> str | None:
     """A `messages` list, or `prompt` and `completion`, in the first records, and no key of another format."""
     rows = head.dicts()
-    if not rows or any(key in rows[0] for key in FOREIGN):
+    if any(key in row for row in rows for key in FOREIGN):
         return None
     for row in rows:
         if isinstance(row.get("messages"), list) and _chat_like(row["messages"]):

@@ -1,0 +1,360 @@
+"""Claude Code session files: lines linked by parentUuid, one reply over several lines, side chains, compact boundaries."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, cast
+
+from tracemask.core.errors import TraceError
+from tracemask.core.vocab import Fidelity
+from tracemask.trace.fields import Fields
+from tracemask.trace.formats import Context, Format, Head, Line, UnitKind, keep
+from tracemask.trace.model import Block, Media, Message, Opaque, Reasoning, Source, Text, ToolCall, ToolResult, Trace
+from tracemask.trace.tree import Tree
+
+_HARNESS = ("<system-reminder>", "<local-command", "<command-", "Caveat:", "[Request interrupted")
+
+
+def sniff(head: Head) -> str | None:
+    """Lines that carry `parentUuid` and `uuid`, or that open such a file."""
+    for row in head.dicts():
+        if "parentUuid" in row and "uuid" in row and isinstance(row.get("type"), str):
+            return "lines are linked by `uuid` and `parentUuid`"
+    return None
+
+
+def read(value: Any, context: Context) -> Iterable[Trace]:
+    """One session file as one trace: the main chain, its side chains and rewinds as branches."""
+    lines = cast("list[Any]", value) if isinstance(value, list) else []
+    if not lines or not all(isinstance(line, Line) for line in lines):
+        raise TraceError("TM911", where="", what="expected one entry a line")
+    session = _Session(context)
+    for line in cast("list[Line]", lines):
+        session.index(line)
+    return [session.trace()]
+
+
+class _Entry:
+    """One line that is part of a chain: its uuid, the uuid it follows, and the message in it, if it has one."""
+
+    __slots__ = ("call_ids", "content", "group", "line", "logical", "parent", "row", "side", "type", "uuid")
+
+    def __init__(self, line: Line, where: str) -> None:
+        self.row = Fields(line.value, where)
+        self.line = line.number
+        self.type = self.row.take_str("type") or ""
+        self.uuid = self.row.take_str("uuid") or ""
+        self.parent = self.row.take_str("parentUuid")
+        self.logical = self.row.take_str("logicalParentUuid")
+        self.side = self.row.take_bool("isSidechain") or False
+        message = self.row.get("message")
+        content: Any = cast("dict[str, Any]", message).get("content") if isinstance(message, dict) else None
+        self.content: list[Any] = cast("list[Any]", content) if isinstance(content, list) else []
+        identity = cast("dict[str, Any]", message).get("id") if isinstance(message, dict) else None
+        self.group = identity if self.type == "assistant" and isinstance(identity, str) else self.uuid
+        self.call_ids = [part["tool_use_id"] for part in self.content
+                         if isinstance(part, dict) and isinstance(cast("dict[str, Any]", part).get("tool_use_id"), str)]  # fmt: skip
+
+
+class _Session:
+    def __init__(self, context: Context) -> None:
+        self.context = context
+        self.tree = Tree()
+        self.entries: dict[str, _Entry] = {}
+        self.groups: dict[str, list[_Entry]] = {}
+        self.results: dict[str, list[_Entry]] = {}  # group → its result lines
+        self.call_group: dict[str, str] = {}
+        self.last: dict[str, str] = {}  # uuid → id of the message after which its children continue
+        self.placed: set[str] = set()
+        self.tasks: dict[str, str] = {}  # prompt of a sub-agent → id of the reply that started it
+        self.model: str | None = None
+        self.session: str | None = None
+        self.agent: str | None = None
+        self.version: str | None = None
+        self.errors: list[str] = []
+        self.seen_user: set[str | None] = set()
+
+    def index(self, line: Line) -> None:
+        """First pass: lines by uuid, replies by message id, results by the reply whose call they answer."""
+        entry = _Entry(line, self.context.where(line.number))
+        self.session = self.session or entry.row.take_str("sessionId")
+        self.version = self.version or entry.row.take_str("version")
+        agent = entry.row.get("agentId")
+        self.agent = self.agent or (agent if isinstance(agent, str) else None)
+        if not entry.uuid:
+            self.context.notes[f"line type {entry.type!r} is not part of the context"] += 1
+            return
+        if entry.uuid in self.entries:
+            self.context.notes["a line repeated under the same uuid"] += 1
+            return
+        self.entries[entry.uuid] = entry
+        if entry.type == "assistant":
+            self.groups.setdefault(entry.group, []).append(entry)
+            for part in entry.content:
+                if isinstance(part, dict) and part.get("type") == "tool_use" and isinstance(part.get("id"), str):
+                    self.call_group[part["id"]] = entry.group
+        elif entry.call_ids:
+            group = self.call_group.get(entry.call_ids[0])
+            if group is not None:
+                self.results.setdefault(group, []).append(entry)
+
+    def trace(self) -> Trace:
+        for entry in self.entries.values():
+            self.place(entry)
+        if not self.tree.messages:
+            raise TraceError("TM904", where=self.context.where(), what="the session has no messages")
+        replies = [message for message in self.tree.messages if message.from_policy]
+        name = self.session or self.context.file.rel
+        sidechain_only = all(entry.side for entry in self.entries.values())
+        self.context.notes["the system prompt and the tool schemas are not in this log"] += 1
+        return self.tree.trace(
+            id=f"{name}/{self.agent}" if sidechain_only and self.agent else name,
+            truncated=True if replies and replies[-1].cut_short else None,
+            errors=self.errors,
+            source=Source(format="claude-code", version=self.version),
+            extra={"model": self.model},
+        )
+
+    # ---- places
+
+    def place(self, entry: _Entry) -> None:
+        """Adds the entry's messages below what it follows; an entry without a message only hands its place on."""
+        if entry.uuid in self.placed:
+            return
+        self.placed.add(entry.uuid)
+        if entry.type == "assistant":
+            self.reply(entry)
+        elif entry.type == "user":
+            group = self.call_group.get(entry.call_ids[0]) if entry.call_ids else None
+            if group is not None and group in self.groups:
+                self.answer(group)
+            else:
+                self.given(entry)
+        else:
+            self.hand_on(entry)
+
+    def after(self, entry: _Entry) -> str | None:
+        """The id of the message that the entry follows. Raises TraceError TM110 where its parent is not in the file."""
+        if entry.parent is None:
+            return None
+        if entry.parent not in self.entries:
+            if not self.tree.messages:
+                self.context.notes["the session continues one that is not in this file"] += 1
+                return None
+            raise entry.row.error("parentUuid", f"{entry.parent!r} is not in this file", code="TM110",
+                                  fix="pass the whole session")  # fmt: skip
+        parent = self.entries[entry.parent]
+        if parent.uuid not in self.placed:
+            self.place(parent)
+        return self.last.get(entry.parent)
+
+    def hand_on(self, entry: _Entry) -> None:
+        before = self.after(entry)
+        if before is not None:
+            self.last[entry.uuid] = before
+        if entry.row.get("subtype") in ("compact_boundary", "microcompact_boundary"):
+            self.context.notes[f"{entry.row.get('subtype')}"] += 1
+        elif entry.type not in ("system", "progress"):
+            self.context.notes[f"line type {entry.type!r} is not part of the context"] += 1
+
+    def boundary(self, entry: _Entry) -> _Entry | None:
+        """The compact boundary that the entry follows directly, through lines without messages."""
+        at = self.entries.get(entry.parent or "")
+        while at is not None and at.type not in ("user", "assistant"):
+            if at.row.get("subtype") == "compact_boundary":
+                return at
+            at = self.entries.get(at.parent or "")
+        return None
+
+    def add(self, message: Message, entry: _Entry, after: str | None) -> str:
+        """Adds one message; the first one after a boundary gets the edge that says why."""
+        name = self.tree.add(message, after)
+        edge = self.boundary(entry) if after is None else None
+        if edge is not None:
+            meta = edge.row.get("compactMetadata")
+            trigger = cast("dict[str, Any]", meta).get("trigger") if isinstance(meta, dict) else None
+            self.tree.link("compaction", self.last.get(edge.logical or ""), name,
+                           trigger=trigger if isinstance(trigger, str) else None)  # fmt: skip
+        elif after is None and entry.side:
+            self.tree.link("subagent", self.tasks.get(message.text().strip()), name)
+        return name
+
+    # ---- messages
+
+    def reply(self, entry: _Entry) -> None:
+        """All lines of one message.id are one reply, placed where the first of them stands."""
+        group = self.groups[entry.group]
+        self.placed.update(line.uuid for line in group)
+        first = group[0]
+        after = self.after(first)
+        head = Fields(first.row.get("message") or {}, f"{first.row.where}:message")
+        model, blocks = head.take_str("model"), list[Block]()
+        for line in group:
+            blocks.extend(_reply_blocks(line))
+        if model == "<synthetic>" or first.row.get("isApiErrorMessage"):
+            self.errors.append("".join(block.text for block in blocks if isinstance(block, Text))[:500])
+            for line in group:  # the harness's own words, never sent to the model
+                if after is not None:
+                    self.last[line.uuid] = after
+            return
+        if not first.side:
+            self.model = self.model or model
+        message = Message(id=first.uuid, role="assistant", author="policy", blocks=blocks,
+                          created=first.row.take_str("timestamp"), finish_reason=_stop_reason(group))  # fmt: skip
+        if model is not None and self.model is not None and model != self.model:
+            message.author = "model"
+        keep(message, {key: value for key, value in first.row.rest().items() if key != "message"})
+        name = self.add(message, first, after)
+        for block in blocks:
+            if isinstance(block, ToolCall) and isinstance((block.arguments or {}).get("prompt"), str):
+                self.tasks[(block.arguments or {})["prompt"].strip()] = name
+        for line in group:
+            self.last[line.uuid] = name
+
+    def answer(self, group: str) -> None:
+        """The results of one reply, in the order of its calls: as the model saw them, whatever the order of the lines."""
+        first = self.groups[group][0]
+        if first.uuid not in self.placed:
+            self.place(first)
+        lines = self.results[group]
+        order = [part["id"] for line in self.groups[group] for part in line.content
+                 if isinstance(part, dict) and part.get("type") == "tool_use"]  # fmt: skip
+        lines = sorted(lines, key=lambda line: order.index(line.call_ids[0]) if line.call_ids[0] in order else len(order))
+        at = self.last.get(first.uuid)
+        seen: set[str] = set()
+        for line in lines:
+            if line.call_ids[0] in seen:  # answered again after a rewind: a branch of its own
+                self.given(line)
+                continue
+            seen.update(line.call_ids)
+            at = self.user_messages(line, at)
+            self.placed.add(line.uuid)
+        for line in lines:
+            if at is not None:
+                self.last.setdefault(line.uuid, at)
+
+    def given(self, entry: _Entry) -> None:
+        self.placed.add(entry.uuid)
+        at = self.user_messages(entry, self.after(entry))
+        if at is not None:
+            self.last[entry.uuid] = at
+
+    def user_messages(self, entry: _Entry, at: str | None) -> str | None:
+        """A user line as tool messages (one a result) and then a user message with what else it holds."""
+        where = f"{entry.row.where}:message"
+        message = Fields(entry.row.get("message"), where)
+        content = message.take("content")
+        parts: list[Any] = [{"type": "text", "text": content}] if isinstance(content, str) else content or []
+        if not isinstance(parts, list):
+            raise message.error("content", "expected a string or a list of blocks")
+        rest: list[Block] = []
+        number = 0
+        for index, raw in enumerate(parts):
+            part = Fields(raw, f"{where}.content[{index}]")
+            if part.get("type") == "tool_result":
+                name = entry.uuid if number == 0 else f"{entry.uuid}.{number}"
+                result = Message(id=name, role="tool", author="environment", blocks=[_result(part)],
+                                 created=entry.row.get("timestamp"))  # fmt: skip
+                at = self.add(result, entry, at)
+                number += 1
+            else:
+                rest.append(_given_block(part))
+        if rest:
+            text = "".join(block.text for block in rest if isinstance(block, Text))
+            user = Message(id=entry.uuid if number == 0 else f"{entry.uuid}.{number}", role="user",
+                           author=self.author(entry, text, after_results=number > 0), blocks=rest,
+                           created=entry.row.get("timestamp"))  # fmt: skip
+            keep(user, {key: value for key, value in entry.row.rest().items() if key not in ("message", "timestamp")})
+            at = self.add(user, entry, at)
+        return at
+
+    def author(self, entry: _Entry, text: str, *, after_results: bool) -> str:
+        """Summaries are another call's words; reminders and command echoes the harness's; the first real one the task."""
+        if entry.row.get("isCompactSummary"):
+            return "model"
+        if entry.row.get("isMeta") or after_results or text.lstrip().startswith(_HARNESS):
+            return "harness"
+        chain = "side" if entry.side else None
+        if chain not in self.seen_user or (entry.side and entry.parent is None):
+            self.seen_user.add(chain)
+            return "taskset"
+        return "user"
+
+
+def _stop_reason(group: list[_Entry]) -> str | None:
+    for line in reversed(group):
+        reason = Fields(line.row.get("message") or {}, f"{line.row.where}:message").take_str("stop_reason")
+        if reason is not None:
+            return reason
+    return None
+
+
+def _reply_blocks(line: _Entry) -> list[Block]:
+    where = f"{line.row.where}:message"
+    content = Fields(line.row.get("message"), where).take("content")
+    if isinstance(content, str):
+        return [Text(text=content)]
+    if not isinstance(content, list):
+        raise TraceError("TM911", where=f"{where}.content", what="expected a list of blocks")
+    blocks: list[Block] = []
+    for index, raw in enumerate(cast("list[Any]", content)):
+        part = Fields(raw, f"{where}.content[{index}]")
+        kind = part.take_str("type")
+        if kind == "text":
+            blocks.append(Text(text=part.take_str("text") or ""))
+        elif kind == "thinking":
+            text, signature = part.take_str("thinking"), part.take_str("signature")
+            blocks.append(Reasoning(text=text or None, signature=signature, redacted=not text))
+        elif kind == "redacted_thinking":
+            blocks.append(Reasoning(encrypted=part.take_str("data"), redacted=True))
+        elif kind == "tool_use":
+            name = part.take_str("name")
+            if not name:
+                raise part.error("name", "missing")
+            blocks.append(ToolCall(id=part.take_id("id"), name=name, arguments=part.take_dict("input") or {}))
+        elif kind is None:
+            raise part.error("type", "missing")
+        else:
+            blocks.append(Opaque(kind=kind, data=dict(part.raw)))
+    return blocks
+
+
+def _result(part: Fields) -> ToolResult:
+    call_id = part.take_id("tool_use_id")
+    content = part.take("content")
+    failed = part.take_bool("is_error") or False
+    parts: list[Any] = [{"type": "text", "text": content}] if isinstance(content, str) else content or []
+    if not isinstance(parts, list):
+        raise part.error("content", "expected a string or a list of blocks")
+    blocks = [_given_block(Fields(raw, f"{part.where}.content[{index}]")) for index, raw in enumerate(parts)]
+    return ToolResult(call_id=call_id, content=blocks, is_error=failed)
+
+
+def _given_block(part: Fields) -> Block:
+    kind = part.get("type")
+    if kind == "text":
+        text = part.take_str("text")
+        if text is None:
+            raise part.error("text", "missing")
+        return Text(text=text)
+    if kind in ("image", "document"):
+        source = part.get("source")
+        inner: dict[str, Any] = cast("dict[str, Any]", source) if isinstance(source, dict) else {}
+        mime = inner.get("media_type")
+        return Media(uri=inner.get("url"), mime=mime if isinstance(mime, str) else f"{kind}/*")
+    if not isinstance(kind, str):
+        raise part.error("type", "missing")
+    return Opaque(kind=kind, data=dict(part.raw))
+
+
+FORMAT = Format(
+    name="claude-code",
+    title="Claude Code session JSONL: side chains, compact boundaries, replies over several lines (no system prompt)",
+    unit=UnitKind.FILE,
+    fidelity=Fidelity.MESSAGES,
+    sniff=sniff,
+    read=read,
+    known=frozenset({"model", "cwd", "gitBranch", "userType", "requestId", "toolUseResult", "isMeta", "version", "slug",
+                     "sessionId", "isCompactSummary", "isVisibleInTranscriptOnly", "agentId", "entrypoint", "promptId",
+                     "sourceToolAssistantUUID", "permissionMode", "thinkingMetadata", "todos", "isApiErrorMessage"}),  # fmt: skip
+)

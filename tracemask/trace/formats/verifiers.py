@@ -1,0 +1,342 @@
+"""verifiers: v1 `traces.jsonl` (episodes, traces, nodes; prime-rl writes the same) and legacy results with a `trajectory`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import groupby
+from typing import Any, cast
+
+from tracemask.core.vocab import Fidelity
+from tracemask.trace.chat import message_from_chat, messages_from_chat
+from tracemask.trace.fields import Fields
+from tracemask.trace.formats import Context, Format, Head, UnitKind, keep
+from tracemask.trace.formats.openai import tools_from
+from tracemask.trace.model import EdgeKind, Message, Reward, Sampled, Source, Span, Trace
+from tracemask.trace.sampled import build_sampled, ids_from, logprobs_from
+from tracemask.trace.scalars import trace_scalars
+from tracemask.trace.tree import Tree
+
+_TOKEN_COLUMNS = {"reference_logprobs": "ref_logprob", "trainer_logprobs": "trainer_logprob", "entropies": "entropy",
+                  "advantages": "advantage"}  # fmt: skip
+_EDGES: dict[str, EdgeKind] = {"compaction": "compaction", "compaction_attempt": "compaction",
+                               "continuation": "continuation", "subagent_call": "subagent"}  # fmt: skip
+_LIMITS = {"max_turns", "max_input_tokens", "max_output_tokens", "max_total_tokens", "compaction_failed"}
+
+
+def sniff(head: Head) -> str | None:
+    """v1: `nodes`, or `traces` that hold them. Legacy: `trajectory` steps with `tokens` or `completion`."""
+    for row in head.dicts():
+        if _is_trace(row):
+            return "records are verifiers v1 traces with `nodes`"
+        inner = row.get("traces")
+        if isinstance(inner, list) and "task" in row and all(isinstance(t, dict) and _is_trace(t) for t in inner):
+            return "records are verifiers v1 episodes with `traces` of `nodes`"
+        steps = row.get("trajectory")
+        if isinstance(steps, list) and steps and isinstance(steps[0], dict) and "completion" in steps[0]:
+            return "records have a verifiers `trajectory` of prompt and completion"
+    return None
+
+
+def _is_trace(row: dict[str, Any]) -> bool:
+    nodes = row.get("nodes")
+    return isinstance(nodes, list) and all(isinstance(node, dict) and "message" in node for node in nodes)
+
+
+def read(value: Any, context: Context) -> Iterable[Trace]:
+    """One record: an episode gives each of its agents' traces, a trace or a legacy result gives one."""
+    row = Fields(value, "")
+    if row.has("nodes"):
+        return [_v1_trace(row, context, {})]
+    if row.has("traces"):
+        return _episode(row, context)
+    return [_legacy(row, context)]
+
+
+# ------------------------------------------------------------------------------------------------ v1
+
+
+def _episode(row: Fields, context: Context) -> list[Trace]:
+    group = Fields(row.take("group") or {}, "group").take_id("id")
+    episode = row.take_id("id")
+    shared = {"group_id": group or _task_key(row.take("task") or {}), "episode": episode}
+    traces: list[Trace] = []
+    for index, raw in enumerate(row.take_list("traces") or []):
+        traces.append(_v1_trace(Fields(raw, f"traces[{index}]"), context, shared))
+    return traces
+
+
+def _task_key(task: Any) -> str | None:
+    fields = Fields(task, "task")
+    return fields.take_id("key") or fields.take_id("hash")
+
+
+def _v1_trace(row: Fields, context: Context, shared: dict[str, Any]) -> Trace:
+    nodes = [Fields(node, f"{row.where}.nodes[{i}]".lstrip(".")) for i, node in enumerate(row.take_list("nodes") or [])]
+    calls = _calls(row)
+    agent = Fields(row.take("agent") or {}, "agent")
+    messages = _messages(nodes, calls)
+    tree = Tree()
+    tree.messages = messages
+    tools = _link(tree, nodes)
+    stop = row.take_str("stop_condition")
+    last = next((call for call in reversed(list(calls.values())) if call.get("error") is None), {})
+    trainable = agent.take_bool("trainable")
+    task = row.take("task") or {}
+    key = _task_key(task)
+    version = row.take("version")
+    rewards = {name: _reward(row, name, part) for name, part in (row.take_dict("rewards") or {}).items()
+               if part is not None}  # fmt: skip
+    schemas = row.take_list("tools") or tools
+    trace = tree.trace(
+        id=row.take_id("id") or context.default_id(),
+        task_id=key,
+        group_id=shared.get("group_id") or key,
+        tools=[_tool(tool) for tool in schemas] if schemas else None,
+        rewards=rewards,
+        reward=sum(part.score * part.weight for part in rewards.values()) if rewards else None,
+        stop=stop,
+        truncated=True if stop in _LIMITS or last.get("finish_reason") == "length" else None,
+        errors=[_error(error) for error in row.take_list("errors") or []],
+        trainable=True if trainable is None else trainable,
+        source=Source(format="verifiers", version=str(version or 1)),
+        extra=row.rest() | {"agent": agent.get("name") or "agent"} | ({"episode": shared["episode"]} if shared else {}),
+    )
+    _set_aside(trace, nodes)
+    for message, node in zip(trace.messages, nodes, strict=True):
+        keep(message, node.rest())
+    return trace
+
+
+def _calls(row: Fields) -> dict[int, dict[str, Any]]:
+    """Model calls by the node they committed; the last one wins (retries are sequential)."""
+    found: dict[int, dict[str, Any]] = {}
+    for call in row.take_list("calls") or []:
+        if isinstance(call, dict) and isinstance(cast("dict[str, Any]", call).get("node"), int):
+            found[call["node"]] = cast("dict[str, Any]", call)
+    return found
+
+
+def _messages(nodes: list[Fields], calls: dict[int, dict[str, Any]]) -> list[Message]:
+    messages: list[Message] = []
+    contexts: list[list[int] | None] = []
+    seen_user = False
+    for index, node in enumerate(nodes):
+        parent = node.take_int("parent")
+        if parent is not None and not 0 <= parent < index:
+            raise node.error("parent", f"{parent} is not a node before {index}", code="TM110")
+        message = message_from_chat(node.take("message"), index, where=f"{node.where}.message",
+                                    first_user=not seen_user)  # fmt: skip
+        seen_user = seen_user or message.role == "user"
+        message.id, message.parent = f"n{index}", None if parent is None else f"n{parent}"
+        sampled = node.take_bool("sampled") or False
+        before = [] if parent is None else contexts[parent]
+        ids = ids_from(node.take("token_ids") or [], f"{node.where}.token_ids")
+        if message.role == "assistant" and not sampled:
+            message.author, message.copied = "model", True
+        elif sampled:
+            message.sampled = _sampled(node, ids, before, calls.get(index, {}))
+            message.finish_reason = None if message.sampled else calls.get(index, {}).get("finish_reason")
+        contexts.append(None if before is None or not ids else [*before, *ids])
+        message.created = node.take_number("timestamp")
+        messages.append(message)
+    return messages
+
+
+def _sampled(node: Fields, ids: list[int], before: list[int] | None, call: dict[str, Any]) -> Sampled | None:
+    """The ids from the first to the last masked one were sampled; what is unmasked between them the environment wrote."""
+    if not ids:
+        return None
+    mask = node.take_list("mask") or []
+    if len(mask) != len(ids):
+        raise node.error("mask", f"{len(mask)} mask entries for {len(ids)} token_ids", code="TM101")
+    owned = [t for t, flag in enumerate(mask) if flag]
+    if not owned:
+        return None
+    start, end = owned[0], owned[-1] + 1
+    inside = [bool(flag) for flag in mask[start:end]]
+    values: dict[str, Any] = {
+        "token_ids": ids[start:end],
+        "prompt_ids": None if before is None else [*before, *ids[:start]],
+        "spans": spans_of(inside),
+        "finish_reason": call.get("finish_reason"),
+        "model": call.get("model"),
+        "usage": call.get("usage"),
+        **_sampling(call),
+    }
+    raw = node.take("logprobs")
+    if raw:
+        values["logprobs"] = _spread(raw, inside, len(ids), start, f"{node.where}.logprobs")
+    columns: dict[str, list[float]] = {}
+    for name, column in _TOKEN_COLUMNS.items():
+        raw = node.take(name)
+        if raw is None:
+            continue
+        spread = _spread(raw, inside, len(ids), start, f"{node.where}.{name}")
+        own = [value for value, flag in zip(spread, inside, strict=True) if flag]
+        if name == "advantages" and own and len(set(own)) == 1:
+            values["advantage"] = own[0]
+        elif None not in own:
+            columns[column] = [0.0 if value is None else value for value in spread]
+    for name, weights in (node.take_dict("loss_weights") or {}).items():
+        if not isinstance(weights, list) or len(weights) != len(ids):
+            raise node.error(f"loss_weights.{name}", f"not one weight for each of {len(ids)} token_ids", code="TM101")
+        columns[f"weight.{name}"] = weights[start:end]
+    values["columns"] = columns
+    return build_sampled(values, node.where)
+
+
+def _spread(raw: Any, inside: list[bool], total: int, start: int, where: str) -> list[float | None]:
+    """A stream that covers the sampled tokens only, or all of the node's, laid on [start, end); None where not sampled."""
+    count = len(raw) if isinstance(raw, list) else -1
+    if count == total and total != sum(inside):
+        values = logprobs_from(raw, total, where)[start : start + len(inside)]
+        return [value if flag else None for value, flag in zip(values, inside, strict=True)]
+    given = iter(logprobs_from(raw, sum(inside), where))
+    return [next(given) if flag else None for flag in inside]
+
+
+def spans_of(inside: list[bool]) -> list[Span]:
+    """Half-open spans of the tokens that are not the policy's."""
+    spans: list[Span] = []
+    at = 0
+    for flag, run in groupby(inside):
+        end = at + len(list(run))
+        if not flag:
+            spans.append(Span(start=at, end=end, author="environment"))
+        at = end
+    return spans
+
+
+def _sampling(call: dict[str, Any]) -> dict[str, Any]:
+    sampling = call.get("sampling")
+    if not isinstance(sampling, dict):
+        return {}
+    return {name: sampling.get(name) for name in ("temperature", "top_p", "top_k") if sampling.get(name) is not None}
+
+
+def _link(tree: Tree, nodes: list[Fields]) -> list[Any]:
+    """Edges from semantic parents; the tools of the last root that declares any."""
+    tools: list[Any] = []
+    for index, node in enumerate(nodes):
+        tools = node.take_list("tools") or tools
+        for position, raw in enumerate(node.get("semantic_parents") or []):
+            link = Fields(raw, f"{node.where}.semantic_parents[{position}]")
+            kind, source = link.take_str("type") or "", link.take_int("node")
+            if source is None or not 0 <= source < len(nodes):
+                raise link.error("node", f"{source} is no node of this trace", code="TM110")
+            tree.link(_EDGES.get(kind, "continuation"), f"n{source}", f"n{index}", trigger=kind or None)
+    return tools
+
+
+def _set_aside(trace: Trace, nodes: list[Fields]) -> None:
+    """A compaction attempt that the harness did not resume from is a dangling reply: kept, never trained."""
+    accepted, attempts = set[int](), set[int]()
+    for index, node in enumerate(nodes):
+        for link in node.take("semantic_parents") or []:
+            if link.get("type") == "compaction":
+                accepted.add(link["node"])
+            elif link.get("type") == "compaction_attempt":
+                attempts.add(index)
+    parents = set(trace.parents().values())
+    for index in attempts - accepted:
+        if f"n{index}" not in parents:
+            trace.messages[index].copied = True
+
+
+def _tool(raw: Any) -> dict[str, Any]:
+    """A flat verifiers tool as the nested form that chat templates expect."""
+    tool = Fields(raw, "tools").raw
+    if "function" in tool:
+        return dict(tool)
+    function = {key: tool[key] for key in ("name", "description", "parameters", "strict") if tool.get(key) is not None}
+    return {"type": "function", "function": function}
+
+
+def _reward(row: Fields, name: str, part: Any) -> Reward:
+    from tracemask.trace.scalars import reward_of
+
+    return reward_of(row, name, part)
+
+
+def _error(error: Any) -> str:
+    if isinstance(error, dict):
+        return f"{error.get('type', 'error')}: {error.get('message', '')}"
+    return str(error)
+
+
+# ------------------------------------------------------------------------------------------------ legacy
+
+
+def _legacy(row: Fields, context: Context) -> Trace:
+    """Each step states its whole prompt: equal prefixes are shared, rewritten history forks."""
+    tree = Tree()
+    for index, raw in enumerate(row.take_list("trajectory") or []):
+        step = Fields(raw, f"trajectory[{index}]")
+        prompt = _side(step, "prompt")
+        completion = _side(step, "completion")
+        if not completion:
+            raise step.error("completion", "missing")
+        at = tree.walk(prompt)
+        reply = completion[0]
+        reply.sampled = _legacy_tokens(step)
+        if reply.sampled is not None:
+            reply.finish_reason = None
+            reply.sampled.reward, reply.sampled.advantage = step.take_number("reward"), step.take_number("advantage")
+        keep(reply, step.rest())
+        at = tree.add(reply, at)
+        for message in completion[1:]:
+            at = tree.walk([message], at)
+    for key in ("prompt", "completion", "messages"):
+        row.take(key)
+    tools = tools_from(row)
+    scalars = trace_scalars(row, default_id=context.default_id())
+    return tree.trace(tools=tools, source=Source(format="verifiers", version="legacy"), extra=row.rest(), **scalars)
+
+
+def _side(step: Fields, key: str) -> list[Message]:
+    side = step.take(key)
+    if isinstance(side, str):
+        side = [{"role": "user" if key == "prompt" else "assistant", "content": side}]
+    messages = messages_from_chat(side or [], where=f"{step.where}.{key}", clean=False)
+    for message in messages:
+        message.id = f"{'p' if key == 'prompt' else 'c'}{step.where[11:-1]}.{message.id[1:]}"
+        if key == "completion" and message.author == "taskset":
+            message.author = "user"
+    return messages
+
+
+def _legacy_tokens(step: Fields) -> Sampled | None:
+    raw = step.take("tokens")
+    if raw is None:
+        return None
+    tokens = Fields(raw, f"{step.where}.tokens")
+    ids = ids_from(tokens.take("completion_ids"), f"{tokens.where}.completion_ids")
+    mask = tokens.take_list("completion_mask")
+    inside = [bool(flag) for flag in mask] if mask is not None else [True] * len(ids)
+    if len(inside) != len(ids):
+        raise tokens.error("completion_mask", f"{len(inside)} entries for {len(ids)} completion_ids", code="TM101")
+    values: dict[str, Any] = {"token_ids": ids, "spans": spans_of(inside)}
+    if tokens.get("prompt_ids") is not None:
+        values["prompt_ids"] = ids_from(tokens.take("prompt_ids"), f"{tokens.where}.prompt_ids")
+    logprobs = tokens.take("completion_logprobs")
+    if logprobs:
+        spread = _spread(logprobs, inside, len(ids), 0, f"{tokens.where}.completion_logprobs")
+        values["logprobs"] = spread
+    if tokens.take_bool("is_truncated"):
+        values["finish_reason"] = "length"
+    return build_sampled(values, tokens.where)
+
+
+FORMAT = Format(
+    name="verifiers",
+    title="verifiers v1 and prime-rl traces.jsonl (episodes of message graphs), and legacy results with a trajectory",
+    unit=UnitKind.RECORD,
+    fidelity=Fidelity.EXACT,
+    sniff=sniff,
+    read=read,
+    known=frozenset({"verifiers", "timing", "mm_token_type_id_map", "metrics", "info", "state", "is_completed", "ok",
+                     "is_timeout", "extra_usage", "num_input_tokens", "num_output_tokens", "num_total_tokens", "agent",
+                     "episode", "acp", "root_reply", "task", "answer", "generation_ms", "scoring_ms", "total_ms",
+                     "trajectory_id", "extras", "mask", "is_truncated", "temperature", "response", "is_content",
+                     "renderer_token_ids", "routed_experts", "sampling_mask"}),  # fmt: skip
+)

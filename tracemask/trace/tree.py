@@ -1,0 +1,100 @@
+"""Builds a message tree from calls that each state their whole prompt: equal prefixes are shared, the rest forks. Knows no format."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from tracemask.trace.model import Block, Edge, EdgeKind, Message, Opaque, Reasoning, Text, ToolCall, ToolResult, Trace
+
+
+class Tree:
+    """Messages in order of first sight, each with an explicit parent; `add` appends, `walk` finds or appends.
+
+    A reply that a later prompt repeats is the same node where role, text, calls and result are equal; reasoning that
+    the later prompt leaves out does not make it another one (clients rarely send it back), other reasoning does.
+    A reply in a prompt that is no known node is context that somebody else wrote there: copied, author `model`.
+    """
+
+    def __init__(self) -> None:
+        self.messages: list[Message] = []
+        self.edges: list[Edge] = []
+        self._children: dict[str | None, list[Message]] = {}
+        self._ids: set[str] = set()
+
+    def add(self, message: Message, parent: str | None) -> str:
+        """Appends `message` below `parent` (None: a root); its id, made unique."""
+        base, number = message.id, 2
+        while message.id in self._ids:
+            message.id = f"{base}.{number}"
+            number += 1
+        self._ids.add(message.id)
+        message.parent = parent
+        self.messages.append(message)
+        self._children.setdefault(parent, []).append(message)
+        return message.id
+
+    def walk(self, prompt: Sequence[Message], parent: str | None = None) -> str | None:
+        """The id of the last message of `prompt` below `parent`; what is not there yet is added as context."""
+        at = parent
+        for message in prompt:
+            known = next((child for child in self._children.get(at, []) if same(child, message)), None)
+            if known is not None:
+                at = known.id
+                continue
+            if message.role == "assistant" and message.sampled is None:
+                message.copied = True
+                message.author = "model" if message.author == "policy" else message.author
+            at = self.add(message, at)
+        return at
+
+    def call(self, prompt: Sequence[Message], reply: Message) -> str:
+        """One model call: `reply` was sampled after `prompt`. An equal reply that was context until now is another node."""
+        return self.add(reply, self.walk(prompt))
+
+    def link(self, kind: EdgeKind, at: str | None, to: str | None, *, trigger: str | None = None, ref: str | None = None
+             ) -> None:  # fmt: skip
+        """Records why the context breaks between two messages."""
+        self.edges.append(Edge(kind=kind, at=at, to=to, trigger=trigger, ref=ref))
+
+    def trace(self, **scalars: Any) -> Trace:
+        """The finished trace."""
+        return Trace(messages=self.messages, edges=self.edges, **scalars)
+
+
+def same(known: Message, other: Message) -> bool:
+    """Whether two messages are one node: role, name and blocks; reasoning may be absent from `other`."""
+    if known.role != other.role or (known.name or "") != (other.name or ""):
+        return False
+    if _content(known.blocks) != _content(other.blocks):
+        return False
+    thoughts = _thoughts(other.blocks)
+    return not thoughts or thoughts == _thoughts(known.blocks)
+
+
+def _content(blocks: Sequence[Block]) -> list[Any]:
+    found: list[Any] = []
+    for block in blocks:
+        if isinstance(block, Text):
+            if block.text:
+                found.append(block.text)
+        elif isinstance(block, ToolCall):
+            found.append((block.name, _arguments(block)))
+        elif isinstance(block, ToolResult):
+            found.append(("result", _content(block.content)))
+        elif isinstance(block, Opaque):
+            found.append((block.kind, json.dumps(block.data, sort_keys=True, default=str)))
+        elif not isinstance(block, Reasoning):
+            found.append(block.model_dump_json())
+    return found
+
+
+def _arguments(call: ToolCall) -> str:
+    if call.arguments is not None:
+        return json.dumps(call.arguments, sort_keys=True, default=str)
+    return call.raw_arguments or "{}"
+
+
+def _thoughts(blocks: Sequence[Block]) -> list[str | None]:
+    return [block.text or block.encrypted for block in blocks if isinstance(block, Reasoning)]
