@@ -97,4 +97,11 @@ FORMATS: Table[Format] = Table(
     atif="tracemask.trace.formats.atif:FORMAT",
     **{"claude-code": "tracemask.trace.formats.claude_code:FORMAT"},
     codex="tracemask.trace.formats.codex:FORMAT",
+    **{"swe-agent": "tracemask.trace.formats.swe_agent:FORMAT"},
+    slime="tracemask.trace.formats.dumps:SLIME",
+    verl="tracemask.trace.formats.dumps:VERL",
+    skyrl="tracemask.trace.formats.dumps:SKYRL",
+    inspect="tracemask.trace.formats.inspect_ai:FORMAT",
+    openhands="tracemask.trace.formats.openhands:FORMAT",
+    tau2="tracemask.trace.formats.tau2:FORMAT",
 )
