@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from datetime import date
-from typing import Any
+from typing import Any, NamedTuple
 
 from jinja2 import nodes
 from jinja2.exceptions import SecurityError, TemplateError, TemplateSyntaxError, UndefinedError
@@ -33,9 +32,8 @@ REASONING_NAMES = ("reasoning_content", "thinking", "reasoning")
 _REMEDY = "check the template and the conversation; transformers fails on it too"
 
 
-@dataclass(frozen=True, slots=True)
-class Job:
-    """One render. absent: how content that is None or missing is passed: "dropped", "null" or "empty"."""
+class Job(NamedTuple):
+    """One render: chat messages, declared tools, whether a reply is prompted, further template variables."""
 
     messages: Sequence[Mapping[str, Any]]
     tools: Sequence[Any] | None = None
@@ -62,7 +60,7 @@ class Engine:
             self._template = self._environment.template_class.from_code(
                 self._environment, code, self._environment.make_globals(None)
             )
-        except Exception as error:  # noqa: BLE001 - a stranger's template may raise anything
+        except Exception as error:  # a stranger's template may raise anything
             raise self._coded(error, progress) from None
 
     def render(self, job: Job) -> RenderedText:
@@ -75,7 +73,8 @@ class Engine:
             if not absent or error.code != "TM920":
                 raise
         if self._asks_for_null:
-            return self._render(job, "null")
+            rendered = self._render(job, "null")
+            return RenderedText(rendered.text, rendered.spans, (), rendered.generation, tuple(absent))
         rendered = self._render(job, "empty")
         return RenderedText(rendered.text, rendered.spans, tuple(absent), rendered.generation)
 
@@ -89,7 +88,7 @@ class Engine:
             for piece in self._template.root_render_func(context):
                 pieces.append((progress.message, piece))
             return assemble(pieces)
-        except Exception as error:  # noqa: BLE001 - a stranger's template may raise anything
+        except Exception as error:  # a stranger's template may raise anything
             raise self._coded(error, progress) from None
 
     def _variables(self, job: Job, manner: str) -> dict[str, Any]:

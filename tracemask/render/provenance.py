@@ -27,7 +27,7 @@ class LimitExceeded(Exception):
 
 
 class Tag(NamedTuple):
-    """Where characters came from: message `source` (-1: none), kind of field, path in it; `coarse`: no finer than that."""
+    """Where characters came from: message `source` (-1: none), kind of field, path in it; `coarse`: no finer."""
 
     source: int
     origin: Origin
@@ -369,7 +369,7 @@ def mapped(text: Text, change: Callable[[str], str], name: str) -> str:
 
 
 class Record(dict[Any, Any]):
-    """A dict of a field; every value in it belongs under `_tag`. `_message`: index if it is a whole message, else -1."""
+    """A dict of a field; every value in it belongs under `_tag`. `_message`: index of a whole message, else -1."""
 
     __slots__ = ("_message", "_tag")
     _tag: Tag

@@ -1,11 +1,10 @@
-"""The Jinja environment that chat templates run in: transformers' settings, provenance kept, nothing unsafe reachable."""
+"""The Jinja environment of chat templates: transformers' settings, provenance kept, nothing unsafe reachable."""
 
 from __future__ import annotations
 
 import types
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import date, datetime
-from functools import lru_cache
 from typing import Any, cast
 
 from jinja2 import nodes, pass_context, pass_eval_context
@@ -54,7 +53,7 @@ class TracingContext(Context):
 
 
 class Generation(Extension):
-    """`{% generation %}`: prints its body and marks where it begins and ends. A scope of its own, as in transformers."""
+    """`{% generation %}`: prints its body and marks its ends. A scope of its own, as in transformers."""
 
     tags = {"generation"}
 
@@ -152,7 +151,7 @@ class TracingEnvironment(ImmutableSandboxedEnvironment):
             return self.getattr(obj, name)
         return super().getitem(obj, name)
 
-    def call(__self, __context: Any, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N805
+    def call(__self, __context: Any, __obj: Any, *args: Any, **kwargs: Any) -> Any:
         __context.progress.spend(1)
         if type(__obj) is types.MethodType and type(__obj.__self__) is Text:
             kwargs.pop("_loop_vars", None)
@@ -175,7 +174,7 @@ class TracingEnvironment(ImmutableSandboxedEnvironment):
         return lambda *args, **kwargs: formatter.spell(form, args, _without_jinja(kwargs))
 
     @pass_context
-    def counted(__self, __context: Any, items: Iterable[Any]) -> Iterator[Any]:  # noqa: N805
+    def counted(__self, __context: Any, items: Iterable[Any]) -> Iterator[Any]:
         """The items of a filtered loop, each one a step."""
         for item in items:
             __context.progress.spend(1)

@@ -1,4 +1,4 @@
-"""How values become characters: output, `~`, repr, tojson, `%` and str.format, each with provenance. No template here."""
+"""How values become characters: output, `~`, repr, tojson, `%`, str.format, with provenance. Knows no template."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def concatenated(values: Sequence[Any]) -> str:
 
 
 def representation(value: Any) -> str:
-    """repr(value); what stands in it keeps its field, marked coarse, and brackets of the template's own are literals."""
+    """repr(value); what stands in it keeps its field, and brackets of the template's own containers are literals."""
     if isinstance(value, Text):
         return _quoted(value)
     if isinstance(value, (Record, Items)):

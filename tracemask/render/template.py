@@ -6,8 +6,10 @@ from collections.abc import Mapping, Sequence
 from datetime import date
 from typing import Any, Literal
 
+from tracemask.core.errors import RenderError, UsageError
 from tracemask.core.fingerprint import fingerprint
 from tracemask.render.engine import Engine, Job
+from tracemask.render.isolation import shared_worker
 from tracemask.render.text import RenderedText
 
 PINNED_DATE = date(2026, 1, 1)
@@ -35,7 +37,16 @@ class Template:
         self.name = name
         self.tokens = dict(tokens or {})
         self.date = date or PINNED_DATE
-        self._engine = Engine(source, name=name, tokens=self.tokens, day=self.date)
+        definition = (source, name, self.tokens, self.date.isoformat())
+        self._inline: Engine | None = None
+        if sandbox == "inline":
+            self._inline = Engine(source, name=name, tokens=self.tokens, day=self.date)
+        elif sandbox == "worker":
+            self._definition = definition
+            self._key = fingerprint(*definition)
+            shared_worker().check(self._key, definition)
+        else:
+            raise UsageError("TM900", what=f"unknown sandbox {sandbox!r}", fix='"worker" or "inline"')
 
     @property
     def fingerprint(self) -> str:
@@ -51,4 +62,31 @@ class Template:
         kwargs: Mapping[str, Any] | None = None,
     ) -> RenderedText:
         """The text that transformers' apply_chat_template(tokenize=False) gives, with spans that cover it once."""
-        return self._engine.render(Job(messages, tools, add_generation_prompt, kwargs))
+        outcome = self.render_many([Job(messages, tools, add_generation_prompt, kwargs)])[0]
+        if isinstance(outcome, RenderError):
+            raise outcome
+        return outcome
+
+    def render_many(self, jobs: Sequence[Job]) -> list[RenderedText | RenderError]:
+        """Many renders in one trip to the worker: a text or the error for each job, in order."""
+        if self._inline is None:
+            return shared_worker().render(self._key, self._definition, [tuple(job) for job in jobs])
+        outcomes: list[RenderedText | RenderError] = []
+        for job in jobs:
+            try:
+                outcomes.append(self._inline.render(job))
+            except RenderError as error:
+                outcomes.append(error)
+        return outcomes
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {
+            "source": self.source,
+            "name": self.name,
+            "tokens": self.tokens,
+            "date": self.date,
+            "sandbox": "worker" if self._inline is None else "inline",
+        }
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__(state.pop("source"), **state)

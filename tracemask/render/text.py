@@ -30,9 +30,11 @@ class Span(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class RenderedText:
     """`text` and the spans that cover it exactly once, in order. `empty_content` lists messages whose absent content
-    was passed as "" because the template fails on None. `generation` holds the ranges of {% generation %} blocks."""
+    was passed as "" because the template fails without it, `null_content` those that were passed as null, to a template
+    that asks for it. `generation` holds the ranges of {% generation %} blocks."""
 
     text: str
     spans: list[Span]
     empty_content: tuple[int, ...] = ()
     generation: tuple[tuple[int, int], ...] = ()
+    null_content: tuple[int, ...] = ()

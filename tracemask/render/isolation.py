@@ -1,0 +1,174 @@
+"""Runs templates in a worker process that can be killed: the near side of the pipe. Knows no Jinja."""
+
+from __future__ import annotations
+
+import os
+import select
+import struct
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from tracemask.core.errors import RenderError
+from tracemask.render.text import RenderedText
+from tracemask.render.wire import HEADER, pack_request, unpack_answer
+
+ANSWER_SECONDS = 30.0  # of wall time; the worker's own CPU limit is far below
+MAX_ANSWER = 1 << 29
+MAX_TEMPLATES = 256  # compiled in one worker before it is replaced
+LENGTH = struct.Struct("<I")
+
+Definition = tuple[str, str, dict[str, str], str]  # source, name, tokens, ISO date
+Outcome = RenderedText | RenderError
+
+
+class Died(Exception):
+    """The worker is gone or speaks nonsense. `why` is for the reader."""
+
+    def __init__(self, why: str) -> None:
+        super().__init__(why)
+        self.why = why
+
+
+class Worker:
+    """One warm process. Thread-safe: one conversation with it at a time. A template that kills it gets TM922; the next
+    request finds a new one."""
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[bytes] | None = None
+        self._numbers: dict[str, int] = {}
+        self._lock = threading.Lock()
+        self._owner = os.getpid()
+
+    def check(self, key: str, definition: Definition) -> None:
+        """Compile a template. Raises RenderError if it does not compile."""
+        with self._lock:
+            self._guarded(definition[1], lambda: self._number(key, definition))
+
+    def render(self, key: str, definition: Definition, jobs: Sequence[tuple[Any, ...]]) -> list[Outcome]:
+        """One outcome for each job, in order; `key` identifies the definition."""
+        outcomes: list[Outcome] = []
+        with self._lock:
+            while len(outcomes) < len(jobs):
+                try:
+                    self._guarded(definition[1], lambda: self._run(key, definition, jobs[len(outcomes) :], outcomes))
+                except RenderError as error:
+                    outcomes.append(error)
+        return outcomes
+
+    def close(self) -> None:
+        """End the process."""
+        process, self._process = self._process, None
+        self._numbers.clear()
+        if process is None:
+            return
+        for pipe in (process.stdin, process.stdout):
+            if pipe is not None:
+                pipe.close()
+        if self._owner == os.getpid():  # a forked child must not end its parent's worker
+            process.kill()
+            process.wait()
+
+    def __del__(self) -> None:
+        self.close()
+
+    def _guarded(self, name: str, action: Callable[[], object]) -> None:
+        try:
+            action()
+        except Died as death:
+            self.close()
+            raise RenderError(
+                "TM922",
+                where=name or "template",
+                what=f"the template's worker was ended: {death.why}",
+                fix="no chat template needs this; do not trust it",
+            ) from None
+
+    def _number(self, key: str, definition: Definition) -> int:
+        if self._process is not None and self._process.poll() is not None:
+            self.close()
+        number = self._numbers.get(key)
+        if number is not None:
+            return number
+        if len(self._numbers) >= MAX_TEMPLATES:
+            self.close()
+        number = len(self._numbers)
+        self._send(("compile", number, *definition))
+        outcome = self._receive()
+        self._numbers[key] = number
+        if isinstance(outcome, RenderError):
+            del self._numbers[key]
+            raise outcome
+        return number
+
+    def _run(self, key: str, definition: Definition, jobs: Sequence[tuple[Any, ...]], outcomes: list[Outcome]) -> None:
+        self._send(("render", self._number(key, definition), list(jobs)))
+        for _ in jobs:
+            outcome = self._receive()
+            if outcome is None:
+                raise Died("it answered another question")
+            outcomes.append(outcome)
+
+    def _started(self) -> subprocess.Popen[bytes]:
+        if self._process is None:
+            self._owner = os.getpid()
+            root = str(Path(__file__).resolve().parents[2])
+            path = os.pathsep.join([root, *(each for each in sys.path if each)])
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "tracemask.render.worker"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                bufsize=0,
+                env={"PYTHONPATH": path, "PYTHONHASHSEED": "0", "LC_ALL": "C.UTF-8", "PYTHONDONTWRITEBYTECODE": "1"},
+            )
+        return self._process
+
+    def _send(self, request: Any) -> None:
+        body = pack_request(request)
+        pipe = self._started().stdin
+        assert pipe is not None, "opened above"
+        view = memoryview(LENGTH.pack(len(body)) + body)
+        try:
+            while view:
+                view = view[pipe.write(view) or 0 :]
+        except OSError as error:
+            raise Died(f"its pipe is closed ({error.strerror})") from None
+
+    def _receive(self) -> RenderedText | RenderError | None:
+        kind, *sizes = HEADER.unpack(self._read(HEADER.size))
+        if sum(sizes) > MAX_ANSWER:
+            raise Died("its answer is too large")
+        body = self._read(sum(sizes))
+        try:
+            return unpack_answer(kind, (sizes[0], sizes[1], sizes[2], sizes[3]), body)
+        except (ValueError, TypeError, IndexError, KeyError):
+            raise Died("its answer cannot be read") from None
+
+    def _read(self, count: int) -> bytes:
+        pipe = self._started().stdout
+        assert pipe is not None, "opened with the process"
+        parts: list[bytes] = []
+        while count:
+            ready, _, _ = select.select([pipe], [], [], ANSWER_SECONDS)
+            if not ready:
+                raise Died(f"no answer within {ANSWER_SECONDS:.0f} s")
+            part = os.read(pipe.fileno(), min(count, 1 << 20))
+            if not part:
+                raise Died("it used up its CPU time or memory")
+            parts.append(part)
+            count -= len(part)
+        return b"".join(parts)
+
+
+@lru_cache(maxsize=1)
+def _worker_of(_process: int) -> Worker:
+    return Worker()
+
+
+def shared_worker() -> Worker:
+    """The worker of this process, started at its first request; a forked child gets its own."""
+    return _worker_of(os.getpid())
