@@ -14,6 +14,7 @@ import numpy as np
 
 from tracemask.core.errors import StoreError
 from tracemask.store.row import Row
+from tracemask.store.shard import plain
 
 # Ours → theirs, the first that is there wins.
 IDS = ("token_ids", "input_ids", "tokens", "ids")
@@ -91,7 +92,7 @@ class Names:
                 columns[ours] = self._whole(ours, found, len(ids), split, values, where)
         if self.ids is None and "mask" not in columns and completion is not None:
             columns["mask"] = np.repeat(np.array([0, 1]), [len(ids) - len(completion), len(completion)])
-        scalars = {name: values.get(self.scalar_field(name)) for name in self.scalar_names}
+        scalars = {name: plain(name, values.get(self.scalar_field(name))) for name in self.scalar_names}
         return Row(index, columns, scalars)
 
     def _whole(

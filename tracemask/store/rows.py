@@ -26,7 +26,7 @@ def of_sample(sample: Sample, trace: Trace, *, index: int = 0) -> Row:
     for name, values in sorted(sample.columns.items()):
         columns[name] = cast(name, np.asarray(values), where=identity)
     check_lengths(columns, where=identity)
-    return Row(index=index, columns=columns, scalars=_scalars(sample, trace, identity, int(columns["sampled"].sum())))
+    return Row(index=index, columns=columns, scalars=_scalars(sample, trace, identity, columns))
 
 
 def check_lengths(columns: dict[str, np.ndarray], *, where: str) -> None:
@@ -42,7 +42,7 @@ def check_lengths(columns: dict[str, np.ndarray], *, where: str) -> None:
             )
 
 
-def _scalars(sample: Sample, trace: Trace, identity: str, n_sampled: int) -> dict[str, Any]:
+def _scalars(sample: Sample, trace: Trace, identity: str, columns: dict[str, np.ndarray]) -> dict[str, Any]:
     source = trace.source
     rewards = {name: {"score": r.score, "weight": r.weight, "source": r.source} for name, r in trace.rewards.items()}
     return {
@@ -62,7 +62,8 @@ def _scalars(sample: Sample, trace: Trace, identity: str, n_sampled: int) -> dic
         "fork_row": sample.fork.row if sample.fork else None,
         "fork_position": sample.fork.position if sample.fork else None,
         "n_tokens": len(sample),
-        "n_sampled": n_sampled,
+        "n_sampled": int(np.count_nonzero(columns["sampled"])),
+        "n_turns": len(np.unique(columns["message"][columns["sampled"]])),
         "drift": len(sample.drift),
         "drifts": [
             {"message": d.message, "cause": d.cause, "token": d.token, "changed": d.changed, "where": d.where}

@@ -43,7 +43,7 @@ TOKEN_COLUMNS: dict[str, str] = {
 }
 # Per-token columns whose type is known but which a row may lack (a null list, read as an absent column).
 OPTIONAL_COLUMNS: dict[str, str] = {
-    "temperature": "float32",  # in every shard's schema, so that shards of one run agree
+    "temperature": "float32",
     "advantage": "float32",
     "old_logprob": "float32",
     "ref_logprob": "float32",
@@ -71,13 +71,15 @@ SCALARS: dict[str, str] = {
     "fork_position": "int64",
     "n_tokens": "int64",
     "n_sampled": "int64",
+    "n_turns": "int32",  # messages with sampled tokens in this row
     "drift": "int32",
     "drifts": "drifts",
     "trainable": "bool",
     "source": "source",
-    "policy_version": "versions",
     "findings": "texts",  # JSON of core Finding.to_json, what only the renderer saw
 }
+# A per-token column that rarely changes is kept as spans and read as one value a token.
+SPANS = "policy_version"
 # A trace-level advantage is called `advantage` in a row; in a shard that name is the per-token column.
 SCALAR_ALIASES = {"row_advantage": "advantage"}
 
@@ -93,7 +95,7 @@ def numpy_type(column: str, found: np.dtype[Any]) -> np.dtype[Any]:
 def cast(column: str, values: np.ndarray, *, where: str = "") -> np.ndarray:
     """`values` in the column's stored type; a cast that would change an integer or overflow a float is TM501."""
     target = numpy_type(column, values.dtype)
-    if column == "policy_version":
+    if column == SPANS:
         return values
     if values.ndim != 1:
         raise _schema_error(where, f"column {column!r} has {values.ndim} dimensions", "give one value per token")
@@ -157,8 +159,8 @@ def shard_schema(extra: dict[str, np.dtype[Any]], metadata: dict[str, Any], *, s
     fields = [pa.field(name, scalar_type(kind)) for name, kind in SCALARS.items()]
     fields += [pa.field(name, kind) for name, kind in sorted(scalars.items())]
     fields += [pa.field(name, token_type(np.dtype(kind))) for name, kind in TOKEN_COLUMNS.items()]
-    further = {"temperature": np.dtype("float32"), **extra}
-    fields += [pa.field(name, token_type(further[name])) for name in sorted(further)]
+    for name in sorted(extra):
+        fields.append(pa.field(name, scalar_type("versions") if name == SPANS else token_type(extra[name])))
     return pa.schema(fields, metadata={METADATA_KEY: json.dumps(metadata, sort_keys=True).encode()})
 
 
@@ -167,7 +169,7 @@ def is_token_field(field: pa.Field) -> bool:
     import pyarrow as pa
 
     kind = field.type
-    if field.name in SCALARS or not pa.types.is_large_list(kind):
+    if field.name in (SPANS, *SCALARS) or not pa.types.is_large_list(kind):
         return False
     return pa.types.is_primitive(kind.value_type)
 

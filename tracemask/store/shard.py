@@ -15,14 +15,13 @@ import numpy as np
 
 from tracemask.core.errors import StoreError
 from tracemask.store.row import Row
-from tracemask.store.schema import SCALAR_ALIASES, Profile, is_token_field, read_metadata
+from tracemask.store.schema import SCALAR_ALIASES, SPANS, Profile, is_token_field, read_metadata
 from tracemask.store.spans import from_spans
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 SHARD_NAMES = {alias: name for name, alias in SCALAR_ALIASES.items()}
-_SPANS = "policy_version"
 
 
 class Values:
@@ -106,7 +105,11 @@ class Scalars(Mapping[str, Any]):
 
 def plain(name: str, value: Any) -> Any:
     """A stored scalar as a row gives it: rewards by name instead of as a list."""
-    if name == "rewards" and value is not None:
+    if (
+        name == "rewards"
+        and isinstance(value, list)
+        and all(isinstance(item, dict) and "name" in item for item in value)
+    ):
         return {item["name"]: {key: item[key] for key in ("score", "weight", "source")} for item in value}
     return value
 
@@ -131,9 +134,10 @@ class OpenShard:
         self.metadata = read_metadata(self.schema, where=where)
         self.compact = self.metadata.get("profile") == Profile.COMPACT
         token_fields = [field.name for field in self.schema if is_token_field(field)]
-        self.has_spans = _SPANS in self.schema.names
-        self.token_columns = tuple(name for name in token_fields if columns is None or name in columns)
-        self._scalar_names: list[str] = [f.name for f in self.schema if f.name not in token_fields and f.name != _SPANS]
+        self.has_spans = SPANS in self.schema.names
+        names = [*token_fields, SPANS] if self.has_spans else token_fields
+        self.token_columns = tuple(name for name in names if columns is None or name in columns)
+        self._scalar_names: list[str] = [field.name for field in self.schema if field.name not in names]
         self._cache: dict[int, _Batch] = {}
         self._projected: Any = None
         self._starts = self._batch_starts()
@@ -153,7 +157,7 @@ class OpenShard:
         if self._projected is None and not self.compact:
             self._projected = self._reader  # reading a choice of fields would copy what the mapping already holds
         if self._projected is None:
-            wanted = {*self.token_columns, *self._scalar_names, *([_SPANS] if self.has_spans else [])}
+            wanted = {*self.token_columns, *self._scalar_names}
             fields = [i for i, field in enumerate(self.schema) if field.name in wanted]
             options = pa.ipc.IpcReadOptions(included_fields=fields, use_threads=False)
             self._projected = pa.ipc.open_file(pa.BufferReader(self._buffer), options=options)
@@ -180,14 +184,14 @@ class OpenShard:
         batch, at = self._at(i)
         columns: dict[str, np.ndarray] = {}
         for name in self.token_columns:
-            if (values := batch.values(name).row(at, writable=writable)) is not None:
+            if name == SPANS:
+                spans = batch.data.column(batch.data.schema.get_field_index(SPANS))[at].as_py()
+                values = None if spans is None else from_spans(spans, len(columns["token_ids"]))
+            else:
+                values = batch.values(name).row(at, writable=writable)
+            if values is not None:
                 columns[name] = values
-        scalars = Scalars(batch.data, batch.scalar_index, at)
-        if self.has_spans:
-            spans = batch.data.column(batch.data.schema.get_field_index(_SPANS))[at].as_py()
-            if spans is not None:
-                columns[_SPANS] = from_spans(spans, len(columns["token_ids"]))
-        return Row(index, columns, scalars)
+        return Row(index, columns, Scalars(batch.data, batch.scalar_index, at))
 
     def scalar(self, name: str) -> list[Any]:
         """A whole scalar column; token data is not touched."""

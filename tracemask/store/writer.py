@@ -14,14 +14,13 @@ from tracemask.store.folder import Folder, Sink, open_folder, put
 from tracemask.store.manifest import Receipt, Skip, receipt_name, seal
 from tracemask.store.row import Row
 from tracemask.store.rows import check_lengths
-from tracemask.store.schema import SCALAR_ALIASES, TOKEN_COLUMNS, Profile, cast, is_token_field, shard_schema
+from tracemask.store.schema import SCALAR_ALIASES, SPANS, TOKEN_COLUMNS, Profile, cast, is_token_field, shard_schema
 from tracemask.store.spans import to_spans
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 BATCH_TOKENS = 1 << 22  # tokens of a record batch (fast profile)
-_ALWAYS = frozenset({*TOKEN_COLUMNS, "temperature", "policy_version"})  # in every schema
 
 
 class ShardWriter:
@@ -106,7 +105,9 @@ class ShardWriter:
         extra = dict(self._extra)
         for row in self._rows:
             for name, values in row.columns.items():
-                if name not in _ALWAYS:
+                if name == SPANS:
+                    extra[name] = values.dtype
+                elif name not in TOKEN_COLUMNS:
                     extra[name] = np.result_type(extra.get(name, values.dtype), values.dtype)
         return shard_schema(extra, self._metadata, scalars=self._more_scalars)
 
@@ -116,7 +117,7 @@ class ShardWriter:
         assert self._sink is not None
         schema = self._schema()
         options = pa.ipc.IpcWriteOptions(compression="lz4" if self._compact else None, use_threads=False)
-        with pa.ipc.new_file(pa.PythonFile(_Writable(self._sink), mode="w"), schema, options=options) as stream:
+        with pa.ipc.new_file(pa.PythonFile(Writable(self._sink), mode="w"), schema, options=options) as stream:
             for rows in _batches(self._rows, limit=0 if self._compact else BATCH_TOKENS):
                 stream.write_batch(_batch(schema, rows))
 
@@ -135,7 +136,7 @@ def _batches(rows: list[Row], *, limit: int) -> Iterator[list[Row]]:
         yield batch
 
 
-class _Writable:
+class Writable:
     """What pyarrow needs of a Python file to write into a sink."""
 
     closed = False
@@ -170,7 +171,7 @@ def _scalar_array(field: pa.Field, rows: list[Row]) -> pa.Array:
     import pyarrow as pa
 
     name = SCALAR_ALIASES.get(str(field.name), str(field.name))
-    if name == "policy_version":
+    if name == SPANS:
         values: list[Any] = [to_spans(row.columns[name]) if name in row.columns else None for row in rows]
     else:
         values = [row.scalars.get(name) for row in rows]

@@ -1,0 +1,286 @@
+"""From logs to a dataset: every range of the input becomes one committed shard, whoever does it. Knows no weight.
+
+`convert_range` is pure: the same work and range give the same bytes in any process, on any machine. Engines only
+schedule ranges; that nothing is lost or done twice comes from names and receipts.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+from tracemask.core.errors import StoreError, TracemaskError, UsageError
+from tracemask.core.fingerprint import fingerprint
+from tracemask.core.registry import Table
+from tracemask.store.commit import finish, prepare, remove_dataset, valid_receipt
+from tracemask.store.folder import open_folder
+from tracemask.store.lock import locked
+from tracemask.store.manifest import Receipt, Skip
+from tracemask.store.plan import DEFAULT_SHARD_BYTES, Range, cut, describe, units_per_shard
+from tracemask.store.rows import of_sample
+from tracemask.store.schema import FORMAT_VERSION, Profile, make_metadata
+from tracemask.store.summary import Summary
+from tracemask.store.writer import ShardWriter
+from tracemask.trace.authors import AuthorRules
+from tracemask.trace.reading import OnError, Unit, inputs, read_units
+
+if TYPE_CHECKING:
+    from tracemask.render.renderer import Renderer
+
+_RENDER_AT_ONCE = 32  # traces whose runs are encoded in one batch
+
+
+@dataclass(frozen=True)
+class RenderConfig:
+    """What a Renderer is made of, as plain values that travel to workers.
+
+    tokenizer: folder or file. template: Jinja source text, None: the tokenizer's own.
+    """
+
+    tokenizer: str
+    template: str | None = None
+    template_kwargs: tuple[tuple[str, Any], ...] = ()
+    history: str = "auto"
+    control_text: str = "text"
+    stop: tuple[str, ...] | None = None
+    backend: str = "auto"
+
+    def build(self) -> Renderer:
+        """The renderer; one per process and configuration."""
+        return _renderer(self)
+
+
+@lru_cache(maxsize=4)
+def _renderer(config: RenderConfig) -> Renderer:
+    from tracemask.render.renderer import Renderer
+
+    return Renderer(
+        config.tokenizer,
+        template=config.template,
+        template_kwargs=dict(config.template_kwargs),
+        history=config.history,
+        control_text=config.control_text,
+        stop=config.stop,
+        backend=config.backend,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """Everything that a range needs besides itself; picklable."""
+
+    out: str
+    plan: str
+    render: RenderConfig
+    metadata: dict[str, Any]
+    on_error: OnError = "skip"
+    authors: AuthorRules | None = None
+    strict: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """What a conversion has done. done, total: units; reused: shards that an earlier run had finished."""
+
+    done: int
+    total: int
+    shards: int
+    reused: int
+    rows: int
+    tokens: int
+    skipped: int
+
+
+Engine = Callable[[Work, Sequence[Range], int], Iterator[Receipt]]
+ENGINES: Table[Engine] = Table("engine", local="tracemask.store.engines:local", ray="tracemask.store.engines:ray_tasks")
+
+
+def convert_range(work: Work, span: Range) -> Receipt:
+    """Renders the units of one range into one committed shard; returns its receipt."""
+    folder = open_folder(work.out)
+    skipped: list[Skip] = []
+    unknown: Counter[str] = Counter()
+    with ShardWriter(folder, span.name, metadata=work.metadata, plan=work.plan, span=(span.start, span.stop)) as writer:
+        for units in _chunks(_units(work, span)):
+            for unit in units:
+                unknown.update(unit.unknown)
+            _write_units(work, units, writer, skipped)
+        return writer.commit(skipped=skipped, unknown_fields=unknown)
+
+
+def _units(work: Work, span: Range) -> Iterator[Unit]:
+    for file, piece in span.pieces:
+        yield from read_units(file, at=piece, authors=work.authors, strict=work.strict)
+
+
+def _chunks(units: Iterator[Unit]) -> Iterator[list[Unit]]:
+    chunk: list[Unit] = []
+    for unit in units:
+        chunk.append(unit)
+        if len(chunk) == _RENDER_AT_ONCE:
+            yield chunk
+            chunk = []
+    if chunk:
+        yield chunk
+
+
+def _write_units(work: Work, units: list[Unit], writer: ShardWriter, skipped: list[Skip]) -> None:
+    """Adds the rows of `units` in order; what cannot become rows is skipped with its reason, or raised."""
+    renderer = work.render.build()
+    traces = [trace for unit in units for trace in unit.traces]
+    try:
+        rendered = iter(renderer.render_many(traces))
+    except TracemaskError:
+        rendered = None  # one of them is refused: find it below
+    for unit in units:
+        faults = [unit.error] if unit.error is not None else []
+        extra = list(unit.findings)
+        for trace in unit.traces:
+            try:
+                samples = next(rendered) if rendered is not None else renderer.render(trace)
+                rows = []
+                for sample in samples:
+                    if extra:
+                        sample = replace(sample, findings=[*extra, *sample.findings])
+                        extra = []
+                    rows.append(of_sample(sample, trace))
+                if not rows:
+                    raise StoreError("TM904", what="the trace renders to no tokens", fix="remove it")
+            except TracemaskError as error:
+                faults.append(_placed(error, trace.id, trace.source.path if trace.source else None, unit.line))
+                continue
+            for row in rows:
+                writer.add(row)
+        for fault in faults:
+            if work.on_error == "fail":
+                raise fault
+            skipped.append(Skip(code=fault.code, where=fault.where, what=fault.what, fix=fault.fix))
+
+
+def _placed(error: TracemaskError, trace_id: str, path: str | None, line: int) -> TracemaskError:
+    """The error with file and line in front of its place in the trace."""
+    place = f"{path}:{line}" if path else trace_id
+    where = error.where if path and error.where.startswith(path) else f"{place}:{error.where}".rstrip(":")
+    return type(error)(error.code, where=where, what=error.what, fix=error.fix)
+
+
+@dataclass
+class _Run:
+    """Receipts as they come, and what the callback is told."""
+
+    ranges: list[Range]
+    progress: Callable[[Progress], None] | None
+    receipts: dict[str, Receipt] = field(default_factory=dict)
+    reused: int = 0
+
+    def take(self, receipt: Receipt, *, reused: bool = False) -> None:
+        self.receipts[receipt.name] = receipt
+        self.reused += reused
+        if self.progress is not None:
+            done = list(self.receipts.values())
+            self.progress(
+                Progress(
+                    done=sum(one.range[1] - one.range[0] for one in done),
+                    total=self.ranges[-1].stop,
+                    shards=len(done),
+                    reused=self.reused,
+                    rows=sum(one.counts.rows for one in done),
+                    tokens=sum(one.counts.tokens for one in done),
+                    skipped=sum(len(one.skipped) for one in done),
+                )
+            )
+
+
+def convert(
+    paths: str | os.PathLike[str] | list[str | os.PathLike[str]],
+    out: str,
+    *,
+    render: RenderConfig,
+    engine: str = "local",
+    workers: int = 1,
+    profile: Profile | str = Profile.FAST,
+    rows_per_shard: int | None = None,
+    shard_bytes: int = DEFAULT_SHARD_BYTES,
+    max_skipped: int = 0,
+    on_error: OnError = "skip",
+    format: str = "auto",
+    authors: AuthorRules | str | os.PathLike[str] | dict[str, Any] | None = None,
+    strict: bool = False,
+    force: bool = False,
+    progress: Callable[[Progress], None] | None = None,
+) -> Summary:
+    """Converts logs into a dataset at `out`, a folder or an fsspec URL; a run that was killed is continued.
+
+    rows_per_shard: traces a shard takes at most (their rows stay together); default: from shard_bytes. max_skipped: the
+    summary says whether more records were skipped. force: replaces another dataset in the folder. workers > 1 start
+    processes by spawning: a script needs its `if __name__ == "__main__"`.
+
+    Errors: TM901, TM904, TM912, TM913 of the input, TM923 of the tokenizer, TM930 folder in use, TM933 another dataset
+    there, TM932 disk or permissions; with on_error "fail" that of the first bad record.
+    """
+    _check_options(workers, rows_per_shard, shard_bytes, max_skipped, on_error)
+    run_engine = ENGINES[engine]
+    folder = open_folder(out)
+    rules = authors if isinstance(authors, AuthorRules) or authors is None else AuthorRules.load(authors)
+    files = inputs(paths, format)
+    described = describe(files)
+    every = rows_per_shard or units_per_shard(files, described, shard_bytes=shard_bytes)
+    metadata = render_metadata(render.build(), profile=profile)
+    config: dict[str, Any] = {
+        "store": FORMAT_VERSION,
+        "renderer": render.build().fingerprint,
+        "profile": Profile(profile).value,
+        "units_per_shard": every,
+        "authors": rules.to_json() if rules is not None else None,
+        "strict": strict,
+    }
+    plan = fingerprint([one.model_dump() for one in described], config)
+    ranges = cut(files, every=every, plan=plan)
+    if not ranges:
+        raise UsageError("TM904", where=files[0].rel, what="the input holds no records", fix="give a log with records")
+    work = Work(out, plan, render, metadata, on_error, rules, strict)
+    run = _Run(ranges, progress)
+    with locked(folder, force=force):
+        prepare(folder, plan=plan, force=force)
+        for span in ranges:
+            if (receipt := valid_receipt(folder, span.name, plan=plan, span=(span.start, span.stop))) is not None:
+                run.take(receipt, reused=True)
+        todo = [span for span in ranges if span.name not in run.receipts]
+        for receipt in run_engine(work, todo, workers):
+            run.take(receipt)
+        receipts = [run.receipts[span.name] for span in ranges]
+        if not any(receipt.counts.rows for receipt in receipts):
+            remove_dataset(folder)
+            raise _nothing(files[0].rel, receipts)
+        manifest = finish(folder, plan=plan, receipts=receipts, metadata=metadata, config=config, inputs=described)
+    return Summary.of(
+        manifest, out=out, format=files[0].format, why=files[0].why, reused=run.reused, max_skipped=max_skipped
+    )
+
+
+def render_metadata(renderer: Renderer, *, profile: Profile | str = Profile.FAST) -> dict[str, Any]:
+    """What shards say about the renderer that made them."""
+    return make_metadata(
+        tokenizer_sha256=renderer.tokenizer.sha256,
+        vocab_size=renderer.tokenizer.size,
+        template_sha256=renderer.template_sha256,
+        renderer_version=renderer.version,
+        profile=profile,
+    )
+
+
+def _check_options(workers: int, rows: int | None, shard_bytes: int, max_skipped: int, on_error: str) -> None:
+    if workers < 1 or (rows is not None and rows < 1) or shard_bytes < 1 or max_skipped < 0:
+        raise UsageError("TM900", what="workers, rows per shard and shard bytes must be positive, skips not negative")
+    if on_error not in ("skip", "fail"):
+        raise UsageError("TM900", what=f"on_error {on_error!r}", fix="use skip or fail")
+
+
+def _nothing(where: str, receipts: list[Receipt]) -> StoreError:
+    skipped = [skip for receipt in receipts for skip in receipt.skipped]
+    first = f"; the first of {len(skipped)}: {skipped[0].where}: {skipped[0].code} {skipped[0].what}" if skipped else ""
+    return StoreError("TM904", where=where, what=f"no record became a row{first}", fix="repair the input")

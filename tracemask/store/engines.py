@@ -1,0 +1,104 @@
+"""Engines: who converts which range when. They schedule and nothing else; bytes come from `convert_range`."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from multiprocessing import get_context, parent_process
+from typing import Any
+
+from tracemask.core.errors import MissingExtra, StoreError, TracemaskError
+from tracemask.store.convert import Work, convert_range
+from tracemask.store.manifest import Receipt
+from tracemask.store.plan import Range
+
+_RETRIES = 3  # of a Ray task whose worker died; a range is the same work each time
+
+
+def local(work: Work, ranges: Sequence[Range], workers: int) -> Iterator[Receipt]:
+    """In this process (one worker), or in a pool of spawned processes; receipts as they are done."""
+    if workers == 1 or len(ranges) <= 1:
+        for span in ranges:
+            yield convert_range(work, span)
+        return
+    pool = ProcessPoolExecutor(min(workers, len(ranges)), mp_context=get_context("spawn"), initializer=_start_worker)
+    try:
+        waiting = {pool.submit(convert_range, work, span) for span in ranges}
+        while waiting:
+            done, waiting = _first(waiting)
+            for future in done:
+                yield future.result()
+    except BrokenProcessPool as error:
+        raise _died() from error
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _first(waiting: set[Future[Receipt]]) -> tuple[set[Future[Receipt]], set[Future[Receipt]]]:
+    done, left = wait(waiting, return_when=FIRST_COMPLETED)
+    return done, left
+
+
+def _start_worker() -> None:
+    """One thread a worker, and no worker outlives its parent: an orphan would go on writing beside the next run."""
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    parent = parent_process()
+    assert parent is not None
+
+    def watch() -> None:
+        parent.join()
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+def ray_tasks(work: Work, ranges: Sequence[Range], workers: int) -> Iterator[Receipt]:
+    """As Ray tasks, `workers` at a time. Uses the cluster that is connected, or starts a local one and stops it again.
+
+    On a cluster, inputs and output must be reachable under the same path from every node.
+    """
+    try:
+        import ray
+    except ImportError:
+        raise MissingExtra.named("ray", "ray") from None
+    started = not ray.is_initialized()
+    if started:
+        ray.init(num_cpus=workers, include_dashboard=False, log_to_driver=False, configure_logging=False)
+    try:
+        yield from _run_tasks(ray, work, ranges, workers)
+    finally:
+        if started:
+            ray.shutdown()
+
+
+def _run_tasks(ray: Any, work: Work, ranges: Sequence[Range], workers: int) -> Iterator[Receipt]:
+    task = ray.remote(num_cpus=1, max_retries=_RETRIES)(convert_range)
+    shared = ray.put(work)
+    todo = iter(ranges)
+    running = [task.remote(shared, span) for span, _ in zip(todo, range(workers), strict=False)]
+    while running:
+        done, running = ray.wait(running, num_returns=1)
+        try:
+            receipt = ray.get(done[0])
+        except ray.exceptions.RayTaskError as error:
+            cause = error.cause
+            if isinstance(cause, TracemaskError):
+                raise cause from None
+            raise
+        except (
+            ray.exceptions.WorkerCrashedError,
+            ray.exceptions.NodeDiedError,
+            ray.exceptions.OutOfMemoryError,
+        ) as error:
+            raise _died() from error
+        yield receipt
+        if (span := next(todo, None)) is not None:
+            running.append(task.remote(shared, span))
+
+
+def _died() -> StoreError:
+    fix = "run again: finished shards are kept; with less memory, use fewer workers or smaller shards"
+    return StoreError("TM934", what="a worker process died (out of memory, or killed)", fix=fix)

@@ -1,0 +1,112 @@
+"""Lays records down as Parquet, JSON lines or a Hugging Face folder, atomically. Knows no form and no row."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tracemask.core.errors import StoreError
+from tracemask.core.registry import Table
+from tracemask.store.folder import Folder, Sink, put
+from tracemask.store.writer import Writable
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+Records = Iterator[Mapping[str, Any]]
+_ROWS_AT_ONCE = 512
+
+
+@contextmanager
+def _sink(folder: Folder, name: str) -> Iterator[Sink]:
+    sink = folder.sink(name)
+    try:
+        yield sink
+        sink.commit()
+    except BaseException:
+        sink.abort()
+        raise
+
+
+def parquet(folder: Folder, schema: pa.Schema, records: Records) -> list[str]:
+    """One Parquet file."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    name = "part-00000.parquet"
+    with _sink(folder, name) as sink, pq.ParquetWriter(pa.PythonFile(Writable(sink), mode="w"), schema) as writer:
+        for batch in _batches(schema, records):
+            writer.write_batch(batch)
+    return [name]
+
+
+def hf(folder: Folder, schema: pa.Schema, records: Records) -> list[str]:
+    """A folder that datasets.load_from_disk opens: an Arrow stream and two small JSON files."""
+    import pyarrow as pa
+
+    name = "data-00000-of-00001.arrow"
+    with _sink(folder, name) as sink, pa.ipc.new_stream(pa.PythonFile(Writable(sink), mode="w"), schema) as writer:
+        for batch in _batches(schema, records):
+            writer.write_batch(batch)
+    state = {"_data_files": [{"filename": name}], "_fingerprint": "tracemask", "_format_columns": None,
+             "_format_kwargs": {}, "_format_type": None, "_output_all_columns": False, "_split": None}  # fmt: skip
+    put(folder, "dataset_info.json", b"{}\n")
+    put(folder, "state.json", (json.dumps(state, indent=1, sort_keys=True) + "\n").encode())
+    return [name, "dataset_info.json", "state.json"]
+
+
+def jsonl(folder: Folder, schema: pa.Schema, records: Records) -> list[str]:
+    """One JSON object a line; NaN becomes null."""
+    name = "rows.jsonl"
+    with _sink(folder, name) as sink:
+        for record in records:
+            plain = {key: _plain(value) for key, value in record.items()}
+            sink.write((json.dumps(plain, ensure_ascii=True, allow_nan=False) + "\n").encode())
+    return [name]
+
+
+WRITERS: Table[Callable[[Folder, pa.Schema, Records], list[str]]] = Table(
+    "export file", parquet=parquet, hf=hf, jsonl=jsonl
+)
+
+
+def _batches(schema: pa.Schema, records: Records) -> Iterator[pa.RecordBatch]:
+    import pyarrow as pa
+
+    while chunk := list(islice(records, _ROWS_AT_ONCE)):
+        arrays = [_array([record.get(field.name) for record in chunk], field) for field in schema]
+        yield pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def _array(values: list[Any], field: pa.Field) -> pa.Array:
+    import pyarrow as pa
+
+    if field.name == "rewards":
+        values = [
+            [{"name": key, **one} for key, one in sorted(v.items())] if isinstance(v, dict) else v for v in values
+        ]
+    if pa.types.is_list(field.type):
+        primitive = pa.types.is_primitive(field.type.value_type)
+        kind = field.type.value_type.to_pandas_dtype() if primitive else object
+        values = [value.astype(kind, copy=False) if isinstance(value, np.ndarray) else value for value in values]
+    try:
+        return pa.array(values, type=field.type, from_pandas=False)
+    except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
+        raise StoreError("TM501", what=f"column {field.name!r}: {error}", fix="export to jsonl") from None
+
+
+def _plain(value: Any) -> Any:
+    """A JSON value; arrays become lists, NaN null."""
+    if isinstance(value, np.ndarray):
+        out: list[Any] = value.tolist()
+        if value.dtype.kind == "f":
+            return [None if item != item else item for item in out]
+        return out
+    if isinstance(value, float) and value != value:
+        return None
+    return value

@@ -1,0 +1,80 @@
+"""What a conversion did, for people and machines. Knows no file."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from tracemask.store.counts import Counts
+from tracemask.store.manifest import Manifest, Skip
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """Counts of a finished conversion. reused: shards that an earlier, interrupted run had finished."""
+
+    out: str
+    format: str
+    why: str
+    counts: Counts
+    shards: int
+    reused: int
+    skipped: list[Skip]
+    max_skipped: int
+    unknown_fields: dict[str, int]
+    bytes: int
+
+    @classmethod
+    def of(cls, manifest: Manifest, *, out: str, format: str, why: str, reused: int, max_skipped: int) -> Summary:
+        """The summary of what the manifest states."""
+        return cls(
+            out=out,
+            format=format,
+            why=why,
+            counts=manifest.counts,
+            shards=len(manifest.shards),
+            reused=reused,
+            skipped=manifest.skipped,
+            max_skipped=max_skipped,
+            unknown_fields=manifest.unknown_fields,
+            bytes=sum(shard.bytes for shard in manifest.shards),
+        )
+
+    @property
+    def rows(self) -> int:
+        return self.counts.rows
+
+    @property
+    def traces(self) -> int:
+        return self.counts.traces
+
+    @property
+    def tokens(self) -> int:
+        return self.counts.tokens
+
+    @property
+    def sampled_share(self) -> float:
+        """Sampled tokens of all tokens; 0.0 where there are none."""
+        return self.counts.sampled / self.counts.tokens if self.counts.tokens else 0.0
+
+    @property
+    def too_many_skipped(self) -> bool:
+        """More records were skipped than `max_skipped` allows."""
+        return len(self.skipped) > self.max_skipped
+
+    def to_json(self) -> dict[str, Any]:
+        """A plain dict for JSON."""
+        return {
+            "out": self.out,
+            "format": self.format,
+            "why": self.why,
+            "shards": self.shards,
+            "reused": self.reused,
+            "bytes": self.bytes,
+            **self.counts.model_dump(),
+            "sampled_share": self.sampled_share,
+            "skipped": [skip.model_dump() for skip in self.skipped],
+            "max_skipped": self.max_skipped,
+            "too_many_skipped": self.too_many_skipped,
+            "unknown_fields": self.unknown_fields,
+        }
