@@ -1,0 +1,35 @@
+"""tracemask rules: the table of lint rules."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+
+def command(
+    select: Annotated[list[str] | None, typer.Argument(help="Codes, prefixes or names (default: all).")] = None,
+    json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
+) -> None:
+    """List the lint rules: code, severity, needs, name, what each does.
+
+    Needs: I ids, M mask or labels, K tokenizer, T template, S messages or authors, L log-probs, P log-probs of a model,
+    G rewards and groups, W weights, X positions, A attention mask, V evaluation set, B row budget.
+    """
+    from tracemask.check.rule import all_rules, matching
+
+    wanted = matching(select) if select else set(all_rules())
+    rules = [rule for code, rule in all_rules().items() if code in wanted]
+    if json:
+        from tracemask_cli.output import print_json
+
+        print_json([
+            {"code": rule.code, "name": rule.name, "severity": rule.severity.value,
+             "needs": [need.letter for need in rule.needs], "summary": rule.summary}
+            for rule in rules
+        ])  # fmt: skip
+        return
+    for rule in rules:
+        line = f"{rule.code} {rule.severity.value} {rule.letters:<8} {rule.name:<30} {rule.summary}\n"
+        sys.stdout.buffer.write(line.encode())

@@ -1,0 +1,169 @@
+"""Rules about a row's mask as a whole: nothing trained, the wrong half, running on, padding, dead attention."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from tracemask.check.finding import ERROR, WARNING, Finding
+from tracemask.check.rule import Need, rule
+from tracemask.check.view import View
+from tracemask.core.vocab import Author
+
+
+@rule("TM301", "all-masked", ERROR, needs=(Need.MASK,))
+def all_masked(view: View) -> Iterator[Finding]:
+    """A row trains no token.
+
+    **What it does.** Looks for rows whose mask is zero everywhere (or whose labels are all −100). Rows that say
+    `trainable = false`, and later branches of a trace whose sampled tokens earlier rows own, are meant to be so.
+
+    **Why it is bad.** The row costs compute and counts in means, and teaches nothing. When every row is like this, the
+    template had no `{% generation %}` block and the library's assistant mask came back as zeros with a warning only.
+
+    **Example.** `return_assistant_tokens_mask=True` with a template that marks nothing.
+
+    **How to fix.** `tracemask convert` takes the mask from provenance and needs no markers; or fix the template.
+
+    **Limits.** A rollout without any reply is masked rightly; it is still reported, because it should not be in the data.
+    """
+    block = view.block
+    assert view.mask is not None
+    count = np.bincount(block.row_of[view.mask], minlength=len(block.rows))
+    empty = (count == 0) & (block.sizes > 0)
+    trainable, forks = block.scalar("trainable"), block.scalar("fork_row")
+    if view.author is not None and empty.any():
+        replies = np.bincount(block.row_of[view.policy], minlength=len(block.rows))
+    else:
+        replies = np.zeros(len(block.rows), dtype=np.int64)
+    for row in np.flatnonzero(empty).tolist():
+        if trainable[row] is False or forks[row] is not None:
+            continue
+        has = f", though {int(replies[row])} tokens are the policy's" if replies[row] else ""
+        yield block.finding("TM301", row, f"no token of {int(block.sizes[row])} is in the loss{has}", token=0)
+
+
+@rule("TM308", "mask-inverted", ERROR, needs=(Need.MASK, Need.SPANS))
+def mask_inverted(view: View) -> Iterator[Finding]:
+    """The mask trains everybody but the policy.
+
+    **What it does.** Reports rows where at least nine tenths of the other authors' tokens are trained and at most a
+    tenth of the policy's.
+
+    **Why it is bad.** The model learns to write tool outputs and prompts, and the loss curve looks healthy.
+
+    **Example.** A mask that means "ignore" read as one that means "train".
+
+    **How to fix.** Invert the column, or name it rightly: `--columns mask=…` expects 1 = in the loss.
+
+    **Limits.** Rows with fewer than four tokens on either side are not judged.
+    """
+    for row in np.flatnonzero(view.inverted & ~view.wrong_vocabulary).tolist():
+        begin, end = int(view.block.offsets[row]), int(view.block.offsets[row + 1])
+        token = int(np.argmax(view.trained[begin:end]))
+        yield view.block.finding("TM308", row, "the others' tokens are trained and the policy's are not", token=token)
+
+
+@rule("TM313", "mask-runs-to-end", ERROR, needs=(Need.MASK, Need.SPANS))
+def mask_runs_to_end(view: View) -> Iterator[Finding]:
+    """The last trained span begins in a reply and runs over later turns to the row's end.
+
+    **What it does.** Looks for a trained span that starts in policy text, reaches the end of the row, and covers words
+    of another author on its way.
+
+    **Why it is bad.** Tool outputs and user turns after the first reply are trained. Typical of code that looks for
+    the end of a reply, does not find it, and takes the length instead.
+
+    **Example.** `end = ids.index(eos, start) or len(ids)` with an eos that the template does not use.
+
+    **How to fix.** End the mask at the turn's own stop token.
+
+    **Limits.** A mask that skips one of the later turns is reported by TM306 and TM307 instead.
+    """
+    block = view.block
+    for row in np.flatnonzero(view.runs_on & (view.shift == 0) & ~view.wrong_vocabulary).tolist():
+        begin, end = int(block.offsets[row]), int(block.offsets[row + 1])
+        off = np.flatnonzero(~view.mask[begin:end])  # type: ignore[index]
+        start = int(off[-1]) + 1 if len(off) else 0
+        other = np.flatnonzero(~view.policy[begin + start : end])
+        token = start + int(other[0])
+        yield block.finding(
+            "TM313", row, f"trained from token {start} to the end, over other turns", token=token, end=end - begin
+        )
+
+
+@rule("TM312", "padding-trained", ERROR, needs=(Need.IDS, Need.MASK, Need.TOKENIZER))
+def padding_trained(view: View) -> Iterator[Finding]:
+    """Padding at a row's end is in the loss.
+
+    **What it does.** Finds the trailing run of the pad id. Where the pad id also ends turns (DeepSeek: both are id 1),
+    the first of the run is the real stop and the rest is padding.
+
+    **Why it is bad.** The model learns to emit pads, and every mean over tokens depends on how rows were padded.
+
+    **Example.** Labels copied from padded `input_ids` without setting the pad positions to −100.
+
+    **How to fix.** Mask by position (the attention mask), never by `id == pad`: that also drops real stops.
+
+    **Limits.** Needs the tokenizer's pad token, or an added token that calls itself pad.
+    """
+    assert view.mask is not None
+    places = np.flatnonzero(view.mask & view.padding)
+    yield from view.block.each("TM312", places, "{n} padding token{s} in the loss")
+
+
+@rule("TM314", "trained-under-zero-attention", ERROR, needs=(Need.MASK, Need.ATTENTION))
+def trained_without_attention(view: View) -> Iterator[Finding]:
+    """A token is in the loss though the attention mask hides it.
+
+    **What it does.** Looks for trained tokens whose `attention_mask` is 0.
+
+    **Why it is bad.** The token is predicted from a context that the model cannot see; usually padding or a row that
+    was cut in one column only.
+
+    **Example.** A left-padded batch whose labels were padded on the right.
+
+    **How to fix.** Pad all columns on one side, with −100 or 0 for the mask.
+
+    **Limits.** Needs an `attention_mask` column of zeros and ones; packed masks with document numbers count as ones.
+    """
+    attention = view.block.column("attention_mask", neutral=1)
+    assert attention is not None and view.mask is not None
+    places = np.flatnonzero(view.mask & (attention == 0))
+    yield from view.block.each("TM314", places, "{n} token{s} in the loss that the attention mask hides")
+
+
+@rule("TM311", "some-turns-untrained", WARNING, needs=(Need.MASK, Need.SPANS))
+def some_turns_untrained(view: View) -> Iterator[Finding]:
+    """Some of the policy's turns in a row are trained and others are not.
+
+    **What it does.** Looks for policy turns without a single trained token in rows where another turn has some.
+
+    **Why it is bad.** Most often the mask follows only the last reply, or a regular expression that misses tool
+    calls: the policy then never learns the turns that led to the reward.
+
+    **Example.** Two turns call a tool and are masked out, the final answer is trained.
+
+    **How to fix.** Train every sampled turn, or say so on purpose and ignore the rule with that reason.
+
+    **Limits.** In our shards, turns that an earlier branch owns (before the fork position) are rightly untrained.
+    """
+    block, policy, mask = view.block, view.policy, view.trained
+    start, end = block.spans(policy)
+    if not len(start):
+        return
+    trained = np.concatenate([[0], np.cumsum(mask)])
+    has = trained[end] > trained[start]
+    row = block.row_of[start]
+    any_trained = np.bincount(row[has], minlength=len(block.rows)) > 0
+    fork = np.array([position or 0 for position in block.scalar("fork_position")], dtype=np.int64)
+    owned = start - block.offsets[:-1][row] >= fork[row]
+    long_enough = end - start >= 2
+    missed = start[~has & any_trained[row] & owned & long_enough & ~view.upset[row]]
+    yield from block.each("TM311", missed, "{n} turn{s} of the policy without a trained token, others have some")
+
+
+def environment_like(author: np.ndarray) -> np.ndarray:
+    """Tokens that came from the world: tool output and verdicts."""
+    return (author == Author.ENVIRONMENT) | (author == Author.VERIFIER)

@@ -1,0 +1,247 @@
+"""Rules about where trained spans begin and end: each span votes by the opener before it and the stop at its end."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from tracemask.check.context import Run
+from tracemask.check.finding import ERROR, WARNING, Finding, Place
+from tracemask.check.rule import Need, rule
+from tracemask.check.turns import NOWHERE
+from tracemask.check.view import View
+from tracemask.core.vocab import Author
+
+VOTES = (Need.IDS, Need.MASK, Need.TOKENIZER, Need.TEMPLATE)
+
+
+def settled(view: View) -> np.ndarray:
+    """bool per span: the row's mask is not wrong as a whole, so the span's own edges count."""
+    return ~view.upset[view.votes.row] if len(view.votes.row) else np.zeros(0, dtype=bool)
+
+
+@rule("TM302", "mask-shifted", ERROR, needs=VOTES)
+def mask_shifted(view: View) -> Iterator[Finding]:
+    """The whole mask of a row lies one or two tokens too early or too late.
+
+    **What it does.** Each trained span votes: how far is its start from the end of the turn's opener, and how far is
+    its end from the turn's stop token? Where both say the same distance, and no span of the row says otherwise, the
+    mask is shifted. Spans that touch the row's end abstain, unless the other rows of the dataset have decided.
+
+    **Why it is bad.** The count of trained tokens is right, the loss is plausible, and every stop token (shifted left)
+    or first token (shifted right) is missing: models that never stop, or that learn the template's newline.
+
+    **Example.** Labels shifted once in the dataset and once more in the loss.
+
+    **How to fix.** Align: mask[t] speaks of token t. `tracemask fix --unsafe-fixes` moves it back.
+
+    **Limits.** Needs a template (or a known family of added tokens) to know openers and stops.
+    """
+    block, votes = view.block, view.votes
+    for row in np.flatnonzero((view.shift != 0) & ~view.wrong_vocabulary & ~view.inverted).tolist():
+        d = int(view.shift[row])
+        mine = np.flatnonzero((votes.row == row) & (votes.head == d))
+        begin = int(block.offsets[row])
+        first = int(votes.start[mine[0]]) - begin
+        token = first if d < 0 else first - d
+        side = "left" if d < 0 else "right"
+        yield block.finding(
+            "TM302", row, f"the mask is shifted by {d:+d} ({side}) in {len(mine)} span{'s' if len(mine) != 1 else ''}",
+            token=token, cause=f"shift {d:+d}", shift=d, spans=len(mine),
+        )  # fmt: skip
+
+
+@dataclass
+class Stops:
+    """Spans with a trained stop, spans whose stop is not trained, and the first of the latter."""
+
+    trained: int = 0
+    untrained: int = 0
+    first: Place | None = None
+
+
+def _stops_finish(run: Run) -> Iterator[Finding]:
+    seen = run.state("TM305", Stops)
+    if seen.first is not None and not seen.trained and seen.untrained >= 3:
+        yield Finding(
+            "TM305",
+            f"no stop token is trained in {seen.untrained} turns that end with one",
+            seen.first,
+            cause="every turn",
+        )
+
+
+@rule("TM305", "stop-untrained", ERROR, needs=VOTES, finish=_stops_finish)
+def stop_untrained(view: View) -> Iterator[Finding]:
+    """A turn is trained but the stop token that ends it is not.
+
+    **What it does.** Looks for trained spans whose turn's stop stands right behind them, outside the mask.
+
+    **Why it is bad.** The policy never learns to end its turn; generations run to the length limit. Classic cause:
+    padding is masked by `id == pad` and pad equals eos.
+
+    **Example.** `…delayed.` is trained, the `<|im_end|>` behind it has label −100.
+
+    **How to fix.** Extend the mask over the stop. `tracemask fix` does so.
+
+    **Limits.** A stop that nobody sampled (a cut-off turn that the template closed) is rightly untrained: in our shards
+    the author says so; in other data, a row that trains some stops and not others is a warning only.
+    """
+    block, votes = view.block, view.votes
+    if not len(votes.start):
+        return
+    ok = settled(view)
+    missed = ok & (votes.tail == -1) & ((votes.head == 0) | (votes.head == NOWHERE)) & ~votes.touches
+    kept = ok & (votes.tail == 0)
+    if view.stored_authors:
+        mine = view.policy[np.minimum(votes.end, len(block) - 1)]
+        seen = view.run.state("TM305", Stops)
+        seen.trained += int(kept.sum())
+        closed = np.flatnonzero(missed & ~mine)
+        seen.untrained += len(closed)
+        if seen.first is None and len(closed):
+            row = int(votes.row[closed[0]])
+            token = int(votes.end[closed[0]] - block.offsets[row])
+            seen.first = block.finding("TM305", row, "", token=token).place
+        missed &= mine
+        mixed = np.zeros(len(block.rows), dtype=bool)
+    else:
+        mixed = np.bincount(votes.row[kept & ~votes.touches], minlength=len(block.rows)) > 0
+    for row, token, count in block.first_per_row(votes.end[missed]):
+        unsure = " (or the turn was cut off)" if mixed[row] else ""
+        text = f"{count} turn{'s' if count > 1 else ''} trained without the stop token{unsure}"
+        yield block.finding("TM305", row, text, token=token, severity=WARNING if mixed[row] else None, turns=count)
+
+
+@rule("TM309", "first-token-dropped", ERROR, needs=VOTES)
+def first_token_dropped(view: View) -> Iterator[Finding]:
+    """A turn is trained from its second token on.
+
+    **What it does.** Looks for spans that start one token behind the turn's opener and end rightly with its stop.
+
+    **Why it is bad.** The first token decides how a reply begins (a tool call or an answer); it is never trained.
+
+    **Example.** Log-probs of a reply computed from the reply alone have none for its first token, and the mask followed.
+
+    **How to fix.** Compute log-probs with the prompt in front; train from the first sampled token.
+
+    **Limits.** A prefilled first token is rightly untrained where the template's generation prompt writes it.
+    """
+    votes = view.votes
+    flagged = settled(view) & (votes.head == 1) & (votes.tail == 0) & ~votes.touches
+    if view.stored_authors and len(votes.start):
+        flagged &= view.policy[votes.start - 1]
+    yield from view.block.each("TM309", votes.start[flagged] - 1, "{n} turn{s} trained without the first token")
+
+
+@rule("TM310", "template-tail-trained", WARNING, needs=(Need.IDS, Need.MASK, Need.TOKENIZER))
+def template_tail_trained(view: View) -> Iterator[Finding]:
+    """What the template writes after a turn's stop token is in the loss.
+
+    **What it does.** Looks for trained tokens between a reply's stop and the next turn that are white space.
+
+    **Why it is bad.** Nobody samples the newline after `<|im_end|>`: generation ends at the stop. Training it wastes a
+    target per turn and skews every mean over tokens.
+
+    **Example.** `<|im_end|>` and `\\n` both have labels.
+
+    **How to fix.** End the mask with the stop. `tracemask fix` does so.
+
+    **Limits.** Text other than white space after a stop is TM317.
+    """
+    if view.run.grammar is None or view.author is None:
+        return
+    tails = tail_tokens(view)
+    places = np.flatnonzero(tails & view.trained & ~view.upset[view.block.row_of])
+    yield from view.block.each("TM310", places, "{n} token{s} after a stop in the loss: the template wrote them")
+
+
+def after_stop(view: View) -> np.ndarray:
+    """bool[N]: tokens of an assistant's turn behind its first stop; computed once a block."""
+    facts = view.block.facts
+    if "after stop" not in facts:
+        flags = np.zeros(len(view.block) + 1, dtype=np.int32)
+        if view.run.grammar is not None and not view.run.grammar.opener_stops:
+            turns = view.turns
+            chosen = turns.replies[turns.stop[turns.replies] >= 0]
+            np.add.at(flags, turns.stop[chosen] + 1, 1)
+            np.add.at(flags, turns.end[chosen], -1)
+        facts["after stop"] = np.cumsum(flags)[:-1] > 0
+    return facts["after stop"]
+
+
+def tail_tokens(view: View) -> np.ndarray:
+    """bool[N]: white space directly behind the stop of an assistant's turn."""
+    facts = view.block.facts
+    if "tail tokens" not in facts:
+        behind = after_stop(view)
+        blank = np.zeros(view.lens.size, dtype=bool)
+        present = np.unique(view.safe[behind]) if behind.any() else []
+        for token in present:
+            raw = view.lens.tokenizer.id_table[int(token)]
+            blank[token] = bool(raw) and not raw.strip() and not view.lens.added[token]
+        white = behind & blank[view.safe]
+        broken = np.cumsum(behind & ~white)  # white space counts up to the first other token of the turn
+        starts, ends = view.block.spans(behind)
+        for start, end in zip(starts.tolist(), ends.tolist(), strict=True):
+            if broken[end - 1] != (broken[start - 1] if start else 0):
+                first = start + int(np.argmax(~white[start:end]))
+                white[first:end] = False
+        facts["tail tokens"] = white
+    return facts["tail tokens"]
+
+
+@rule("TM317", "tokens-after-stop", ERROR, needs=(Need.IDS, Need.MASK, Need.TOKENIZER))
+def tokens_after_stop(view: View) -> Iterator[Finding]:
+    """A turn goes on after its stop token, and that text is trained.
+
+    **What it does.** Looks for trained tokens behind the first stop of an assistant's turn, other than the white space
+    that templates write there (TM310).
+
+    **Why it is bad.** An engine stops at the stop token; what follows was never sampled in this place, or the log
+    joined two replies. Training it teaches the policy to talk on.
+
+    **Example.** `Done.<|im_end|>Also, …<|im_end|>` in one assistant turn.
+
+    **How to fix.** Cut the turn at its first stop, or split it into two turns.
+
+    **Limits.** Stops are the tokenizer's and the generation configuration's, and what the template writes after replies.
+    """
+    if view.run.grammar is None:
+        return
+    flagged = after_stop(view) & view.trained & ~tail_tokens(view) & ~view.upset[view.block.row_of]
+    if view.stored_authors:
+        flagged &= view.policy
+    yield from view.block.each("TM317", np.flatnonzero(flagged), "{n} trained token{s} behind a stop in the same turn")
+
+
+@rule("TM316", "turn-without-stop", WARNING, needs=VOTES)
+def turn_without_stop(view: View) -> Iterator[Finding]:
+    """A trained turn is followed by the next one without a stop token.
+
+    **What it does.** Looks for assistant turns with trained tokens, not the last of their row, that hold no stop.
+
+    **Why it is bad.** The policy learns that another speaker may begin in the middle of its turn.
+
+    **Example.** Turns joined with the stop stripped: `…done.<|im_start|>user`.
+
+    **How to fix.** Render turns with the template, which writes the stop; keep the sampled stop id in the log.
+
+    **Limits.** The last turn of a row may be cut off by the length limit; see TM107.
+    """
+    turns, block = view.turns, view.block
+    replies = turns.replies
+    trained = np.concatenate([[0], np.cumsum(view.trained)])
+    body, end = turns.body[replies], turns.end[replies]
+    inner = end < block.offsets[1:][turns.row[replies]]
+    bare = (turns.stop[replies] < 0) & inner & (trained[end] > trained[body]) & ~view.upset[turns.row[replies]]
+    places = end[bare]
+    rows_end = np.maximum(places - 1, 0)
+    yield from block.each("TM316", rows_end, "{n} trained turn{s} without a stop before the next speaker")
+
+
+def renderer_only(author: np.ndarray) -> np.ndarray:
+    """Tokens that the template wrote."""
+    return author == Author.RENDERER

@@ -1,0 +1,256 @@
+"""Runs rules over a dataset block by block and gathers a report. Knows no single rule."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from tracemask.check.baseline import Baseline, content_hash, key
+from tracemask.check.block import Block, blocks
+from tracemask.check.config import Settings
+from tracemask.check.context import Run
+from tracemask.check.finding import Finding, Place
+from tracemask.check.report import Collector, Report, Skip
+from tracemask.check.rule import Need, Rule, Scope, all_rules, matching
+from tracemask.check.view import View
+from tracemask.core.errors import StoreError, UsageError
+
+if TYPE_CHECKING:
+    from tracemask.render.template import Template
+    from tracemask.render.tokenizer import Tokenizer
+    from tracemask.store.reader import Dataset
+    from tracemask.store.row import Row
+
+
+def check_dataset(
+    dataset: Any,
+    *,
+    tokenizer: Any = None,
+    template: Any = None,
+    settings: Settings | None = None,
+    traces: Iterable[Any] = (),
+    baseline_out: Counter[str] | None = None,
+) -> Report:
+    """Every selected rule over `dataset`: a path, an open Dataset, or an iterable of rows.
+
+    tokenizer: a Tokenizer or a path to one; template: a Template or its source (default: the tokenizer's own).
+    traces: the traces behind the rows, for rules about messages. baseline_out: gathers the keys of all findings.
+    Raises UsageError and StoreError where the dataset cannot be read at all; TM904 where it has no rows.
+    """
+    settings = settings or Settings()
+    session = Session(settings, tokenizer=tokenizer, template=template, baseline_out=baseline_out)
+    opened = _open(dataset, settings)
+    if isinstance(opened, StoreError):
+        return session.refused(opened, path=str(dataset))
+    session.start(opened, path=_path_of(dataset))
+    for trace in traces:
+        session.trace(trace)
+    for block in blocks(_rows(opened), tokens=settings.block_tokens):
+        session.block(block)
+    return session.report()
+
+
+class Session:
+    """One run in progress: feed traces and blocks, then ask for the report."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        tokenizer: Any = None,
+        template: Any = None,
+        baseline_out: Counter[str] | None = None,
+    ) -> None:
+        self.settings = settings
+        self.rules = chosen_rules(settings)
+        self.collector = Collector(all_rules(), keep=settings.examples)
+        self.baseline = Baseline.load(settings.baseline) if settings.baseline else Baseline()
+        self.baseline_out = baseline_out
+        self.ignored: Counter[str] = Counter()
+        loaded = _tokenizer(tokenizer)
+        self.run = Run(tokenizer=loaded, template=_template(template, loaded), options=settings.options)
+        self.ran: set[str] = set()
+        self.have: set[Need] = set()
+        self.rows = self.tokens = 0
+        self.path = ""
+        self._ignores = {code: selector for selector in settings.ignore for code in matching([selector])}
+
+    def start(self, dataset: Any, *, path: str = "") -> None:
+        """Tell the rules which dataset they look at."""
+        self.path = path
+        self.run.dataset = dataset
+        self.run.kind = getattr(dataset, "kind", "tracemask")
+        self.run.metadata = dict(getattr(dataset, "metadata", {}) or {})
+        if self.settings.options.eval_path:
+            self.have.add(Need.EVAL)
+        if self.settings.options.max_tokens:
+            self.have.add(Need.BUDGET)
+
+    def trace(self, trace: Any) -> None:
+        """Run the rules about messages on one trace."""
+        self.have.add(Need.MESSAGES)
+        if self.run.grammar is not None:
+            self.have.add(Need.TEMPLATE)
+        have = frozenset(self.have | ({Need.TOKENIZER} if self.run.lens else set()))
+        for rule in self._ready(Scope.TRACE, have):
+            self._take(rule.check(trace, self.run), None)
+
+    def block(self, block: Block) -> None:
+        """Run the rules about tokens on one block."""
+        view = View(block, self.run)
+        have = view.have | self.have
+        self.have |= view.have
+        self.rows += len(block.rows)
+        self.tokens += len(block)
+        hashes: dict[int, str] = {}
+        for rule in self._ready(Scope.BLOCK, have):
+            self._take(rule.check(view), (block, hashes))
+        for rule in self._ready(Scope.RENDER, have):
+            self.ran.add(rule.code)
+
+    def report(self) -> Report:
+        """Run what needs the whole dataset and close the report. UsageError TM904: nothing was seen."""
+        if not self.rows and Need.MESSAGES not in self.have:
+            raise UsageError("TM904", where=self.path, what="the dataset has no rows", fix="give a dataset with rows")
+        for rule in self._ready(Scope.DATASET, frozenset(self.have)):
+            self._take(rule.check(self.run), None)
+        for rule in self.rules:
+            if rule.finish is not None and rule.code in self.ran:
+                self._take(rule.finish(self.run), None)
+        return self._close()
+
+    def refused(self, error: StoreError, *, path: str) -> Report:
+        """The report of a dataset whose files are not what they should be: one finding."""
+        self.path = path
+        self._take([Finding(error.code, f"{error.what}. {error.fix}", Place(path=error.where or path))], None)
+        self.ran.add(error.code)
+        return self._close()
+
+    def _close(self) -> Report:
+        settings = self.settings
+        groups = self.collector.ordered(settings.tolerance, total=self.rows)
+        used = {selector for selector in settings.ignore if self.ignored[selector]}
+        return Report(
+            path=self.path,
+            kind=self.run.kind,
+            rows=self.rows,
+            tokens=self.tokens,
+            groups=groups,
+            skipped=self._skipped(),
+            ran=tuple(sorted(self.ran)),
+            settings=settings,
+            suppressed=self.baseline.used,
+            ignored={selector: self.ignored[selector] for selector in used},
+            unused_ignores=tuple(selector for selector in settings.ignore if selector not in used),
+            stale_baseline=self.baseline.stale,
+        )
+
+    def _skipped(self) -> list[Skip]:
+        required = matching(self.settings.require) if self.settings.require else set()
+        out = []
+        for rule in self.rules:
+            if rule.code in self.ran:
+                continue
+            missing = [need for need in rule.needs if need not in self.have]
+            labels = tuple(need.label for need in missing) or ("rows that have all of its inputs together",)
+            remedy = "; ".join(dict.fromkeys(need.remedy for need in missing))
+            out.append(Skip(rule, labels, remedy, required=rule.code in required))
+        return out
+
+    def _ready(self, scope: Scope, have: frozenset[Need] | set[Need]) -> Iterator[Rule]:
+        for rule in self.rules:
+            if rule.scope is scope and all(need in have for need in rule.needs):
+                self.ran.add(rule.code)
+                yield rule
+
+    def _take(self, findings: Iterable[Finding], where: tuple[Block, dict[int, str]] | None) -> None:
+        for finding in findings:
+            selector = self._ignores.get(finding.code)
+            if selector is not None:
+                self.ignored[selector] += 1
+                continue
+            if self.settings.baseline or self.baseline_out is not None:
+                spelled = key(finding, self._content(finding, where))
+                if self.baseline_out is not None:
+                    self.baseline_out[spelled] += 1
+                if self.baseline.excuses(spelled):
+                    continue
+            self.collector.add(finding)
+
+    def _content(self, finding: Finding, where: tuple[Block, dict[int, str]] | None) -> str | None:
+        row = finding.place.row
+        if row is None:
+            return None
+        if where is None:
+            dataset = self.run.dataset
+            return content_hash(dataset.row(row)["token_ids"]) if hasattr(dataset, "row") else None
+        block, hashes = where
+        if row not in hashes:
+            source = next(each for each in block.rows if each.index == row)
+            hashes[row] = content_hash(source["token_ids"])
+        return hashes[row]
+
+
+def chosen_rules(settings: Settings) -> list[Rule]:
+    """The rules that run: the selected ones. Ignored rules run too, so that an unused ignore can be told."""
+    rules = all_rules()
+    codes = matching(settings.select) if settings.select else set(rules)
+    if settings.require:
+        codes = codes | matching(settings.require)
+    return [rule for code, rule in rules.items() if code in codes]
+
+
+_AS_FINDINGS = frozenset({"TM501", "TM506", "TM508"})  # what a rule states about files, not a reason to give up
+
+
+def _open(dataset: Any, settings: Settings) -> Any:
+    from os import PathLike
+
+    if isinstance(dataset, (str, PathLike)):
+        from tracemask.store.reader import open_dataset
+
+        try:
+            return open_dataset(dataset, columns=dict(settings.columns) or None)
+        except StoreError as error:
+            if error.code in _AS_FINDINGS:
+                return error
+            raise
+    return dataset
+
+
+def _path_of(dataset: Any) -> str:
+    paths = getattr(dataset, "paths", None)
+    if paths:
+        return ", ".join(paths)
+    return "" if not isinstance(dataset, str) else dataset
+
+
+def _rows(dataset: Dataset | Iterable[Row]) -> Iterator[tuple[Row, str]]:
+    sources = getattr(dataset, "sources", None)
+    if sources is None:
+        for row in dataset:
+            yield row, ""
+        return
+    for k, source in enumerate(sources):
+        for row in dataset.rows_of_shard(k):  # type: ignore[union-attr]
+            yield row, source.where
+
+
+def _tokenizer(tokenizer: Any) -> Tokenizer | None:
+    if not isinstance(tokenizer, str) and not hasattr(tokenizer, "__fspath__"):
+        return tokenizer
+    from tracemask.render.tokenizer import Tokenizer
+
+    return Tokenizer.load(tokenizer)
+
+
+def _template(template: Any, tokenizer: Tokenizer | None) -> Template | None:
+    if template is None and tokenizer is not None:
+        template = tokenizer.chat_template
+    if not isinstance(template, str):
+        return template
+    from tracemask.render.template import Template
+
+    strings = tokenizer.token_strings if tokenizer is not None else {}
+    return Template(template, tokens=strings)

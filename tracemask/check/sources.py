@@ -1,0 +1,107 @@
+"""What `check` is pointed at: shards, other tools' datasets, or rollout logs that are rendered on the way."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from tracemask.check.block import blocks
+from tracemask.check.config import Settings
+from tracemask.check.report import Report
+from tracemask.check.runner import Session, check_dataset
+from tracemask.core.errors import UsageError
+from tracemask.store.foreign_names import COMPLETION_IDS, IDS
+
+_LINE = 1 << 26  # bytes of the first line that are looked at
+
+
+def check_paths(
+    paths: Sequence[str], *, settings: Settings, traces: str | None = None, baseline_out: Counter[str] | None = None
+) -> Report:
+    """The report on `paths`: one kind of thing, datasets or logs.
+
+    A rollout log is checked as traces, and, where a tokenizer is given, as the rows that rendering makes of them.
+    """
+    for path in paths:
+        if "://" not in path and not Path(path).exists():
+            raise UsageError("TM901", where=path, what="no such file or folder", fix="check the path")
+    template = Path(settings.template).read_text(encoding="utf-8") if settings.template else None
+    if any(is_log(path) for path in paths):
+        return _check_logs(paths, settings, template, baseline_out)
+    wanted: Any = paths[0] if len(paths) == 1 else list(paths)
+    return check_dataset(
+        wanted,
+        tokenizer=settings.tokenizer,
+        template=template,
+        settings=settings,
+        traces=_traces([traces]) if traces else (),
+        baseline_out=baseline_out,
+    )
+
+
+def is_log(path: str) -> bool:
+    """Whether a file holds conversations rather than token ids."""
+    file = Path(path)
+    if file.is_dir() or file.suffix.lower() not in (".jsonl", ".ndjson", ".json", ".traj", ".eval"):
+        return False
+    if file.suffix.lower() in (".traj", ".eval"):
+        return True
+    with open(file, "rb") as lines:
+        for raw in lines:
+            if raw.isspace():
+                continue
+            try:
+                first = json.loads(raw[:_LINE].removeprefix(b"\xef\xbb\xbf"))
+            except ValueError:
+                return True  # a broken line is named by the reader of logs
+            return isinstance(first, dict) and not any(name in first for name in (*IDS, *COMPLETION_IDS))
+    return False
+
+
+def _traces(paths: Sequence[str]) -> Iterator[Any]:
+    from tracemask.trace import read_traces
+
+    for path in paths:
+        yield from read_traces(path)
+
+
+class Log:
+    """Rows rendered from a log, as a dataset of ours that lies in no file."""
+
+    kind = "tracemask"
+
+    def __init__(self, paths: Sequence[str], metadata: dict[str, Any]) -> None:
+        self.paths_given = tuple(paths)
+        self.metadata = metadata
+
+
+def _check_logs(
+    paths: Sequence[str], settings: Settings, template: str | None, baseline_out: Counter[str] | None
+) -> Report:
+    session = Session(settings, tokenizer=settings.tokenizer, template=template, baseline_out=baseline_out)
+    session.start(Log(paths, {}), path=", ".join(paths))
+    if session.run.tokenizer is None:
+        for trace in _traces(paths):
+            session.trace(trace)
+        return session.report()
+    for block in blocks(_rendered(paths, session, template), tokens=settings.block_tokens):
+        session.block(block)
+    return session.report()
+
+
+def _rendered(paths: Sequence[str], session: Session, template: str | None) -> Iterator[tuple[Any, str]]:
+    from tracemask.render.renderer import Renderer
+    from tracemask.store.rows import of_sample
+
+    assert session.run.tokenizer is not None
+    renderer = Renderer(session.run.tokenizer, template=template)
+    index = 0
+    for path in paths:
+        for trace in _traces([path]):
+            session.trace(trace)
+            for sample in renderer.render(trace):
+                yield of_sample(sample, trace, index=index), path
+                index += 1

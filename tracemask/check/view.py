@@ -1,0 +1,339 @@
+"""One block as rules see it: masks, authors, turns, votes and re-encoding, each computed once. Knows no rule."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from tracemask.check.block import IGNORED, Block
+from tracemask.check.context import Run
+from tracemask.check.grammar import Grammar
+from tracemask.check.lens import Lens, Runs
+from tracemask.check.rule import Need
+from tracemask.check.turns import NOWHERE, Turns, Votes, find_turns, infer_authors, vote
+from tracemask.core.vocab import Author
+
+DECIDED = 0.99  # share of labels that must match ids at one shift
+MARGIN = 0.10  # and by how much that shift must win
+
+
+@dataclass(frozen=True, slots=True)
+class Convention:
+    """Per row: `shift` d where labels[t] = ids[t + d] (0 or 1 or −1), 9 where none fits, and whether it is decided."""
+
+    shift: np.ndarray
+    decided: np.ndarray
+
+
+class View:
+    """Analyses of `block` in `run`."""
+
+    def __init__(self, block: Block, run: Run) -> None:
+        self.block = block
+        self.run = run
+
+    @cached_property
+    def have(self) -> frozenset[Need]:
+        """The inputs that this block has."""
+        block, have = self.block, {Need.IDS}
+        names = set(block.names)
+        if self.mask is not None:
+            have.add(Need.MASK)
+        if self.run.lens is not None:
+            have.add(Need.TOKENIZER)
+        if self.run.grammar is not None:
+            have.add(Need.TEMPLATE)
+        if self.author is not None:
+            have.add(Need.SPANS)
+        if block.logprob is not None:
+            have.add(Need.LOGPROBS)
+        if "score_logprob" in names:
+            have.add(Need.SCORES)
+        if any(value is not None for value in block.scalar("reward")):
+            have.add(Need.REWARDS)
+        if block.weights:
+            have.add(Need.WEIGHTS)
+        if "position_ids" in names:
+            have.add(Need.POSITIONS)
+        if "attention_mask" in names:
+            have.add(Need.ATTENTION)
+        return frozenset(have)
+
+    @property
+    def lens(self) -> Lens:
+        """The tokenizer's tables; only for rules that need K."""
+        assert self.run.lens is not None
+        return self.run.lens
+
+    @property
+    def grammar(self) -> Grammar:
+        """The shape of turns; only for rules that need T."""
+        assert self.run.grammar is not None
+        return self.run.grammar
+
+    @cached_property
+    def safe(self) -> np.ndarray:
+        """ids[N] with ids outside the vocabulary replaced by 0."""
+        return self.lens.clean(self.block.ids)
+
+    @cached_property
+    def convention(self) -> Convention | None:
+        """How each row's labels stand to its ids; None without labels."""
+        labels, block = self.block.labels, self.block
+        if labels is None:
+            return None
+        ids, on = block.ids, labels != IGNORED
+        shares = []
+        for d in (0, 1, -1):
+            same = np.zeros(len(block), dtype=bool)
+            if d == 1:
+                same[:-1] = labels[:-1] == ids[1:]
+                same[block.offsets[1:][block.sizes > 0] - 1] = True  # the last label speaks of a token beyond the row
+            elif d == -1:
+                same[1:] = labels[1:] == ids[:-1]
+                same[block.offsets[:-1][block.sizes > 0]] = True
+            else:
+                same = labels == ids
+            shares.append(np.bincount(block.row_of[on & same], minlength=len(block.rows)))
+        total = np.bincount(block.row_of[on], minlength=len(block.rows))
+        share = np.array(shares) / np.maximum(total, 1)
+        best = share.argmax(axis=0)
+        top = share[best, np.arange(len(total))]
+        second = np.sort(share, axis=0)[-2]
+        fits = (top >= DECIDED) & ((best == 0) | (top - second >= MARGIN))
+        shift = np.where(fits, np.array([0, 1, -1])[best], 9)
+        few = total < 4
+        shift = np.where(few & (share[0] == 1), 0, shift)
+        return Convention(shift.astype(np.int8), (total > 0) & (~few | (shift == 0)))
+
+    @cached_property
+    def mask(self) -> np.ndarray | None:
+        """mask[N] bool: token t is a target. From `sampled`, a mask column, labels (shifted back), or weights."""
+        block = self.block
+        for name in ("sampled", "mask"):
+            values = block.column(name)
+            if values is not None:
+                return values.astype(bool) if values.dtype != bool else values
+        labels = block.labels
+        if labels is not None:
+            return self._from_labels(labels)
+        if block.weights:
+            return np.logical_or.reduce([np.nan_to_num(stream) != 0 for stream in block.weights.values()])
+        return None
+
+    def _from_labels(self, labels: np.ndarray) -> np.ndarray:
+        block, on = self.block, labels != IGNORED
+        convention = self.convention
+        assert convention is not None
+        for d in (1, -1):
+            rows = convention.shift == d
+            if rows.any():
+                moved = np.zeros_like(on)
+                if d == 1:
+                    moved[1:] = on[:-1] & (block.row_of[1:] == block.row_of[:-1])
+                else:
+                    moved[:-1] = on[1:] & (block.row_of[1:] == block.row_of[:-1])
+                on = np.where(rows[block.row_of], moved, on)
+        return on
+
+    @cached_property
+    def trained(self) -> np.ndarray:
+        """The mask without padding; only for rules that need M."""
+        assert self.mask is not None
+        return self.mask & ~self.padding
+
+    @cached_property
+    def padding(self) -> np.ndarray:
+        """padding[N] bool: the trailing run of pad ids of each row (its first, where that id is a stop, excepted)."""
+        block = self.block
+        flags = np.zeros(len(block), dtype=bool)
+        lens = self.run.lens
+        if lens is None or not lens.pads or not len(block):
+            return flags
+        last = block.offsets[1:][block.sizes > 0] - 1
+        ends = last[np.isin(block.ids[last], list(lens.pads))]
+        for end in ends.tolist():
+            row = int(block.row_of[end])
+            ids = block.ids[block.offsets[row] : end + 1]
+            other = np.flatnonzero(ids != ids[-1])
+            start = int(other[-1]) + 1 if len(other) else 0
+            if 0 <= ids[-1] < lens.size and self._ends_turns(int(ids[-1])):
+                start += 1
+            flags[block.offsets[row] + start : end + 1] = True
+        return flags
+
+    def _ends_turns(self, token: int) -> bool:
+        grammar = self.run.grammar
+        stops = grammar.stops if grammar is not None else self.lens.tokenizer.stop_ids
+        reply = grammar.reply_stop if grammar is not None else None
+        return token == reply if reply is not None else token in stops
+
+    @cached_property
+    def turns(self) -> Turns:
+        """Turns by the ids alone; only where there is a grammar."""
+        return find_turns(self.block, self.grammar)
+
+    @cached_property
+    def author(self) -> np.ndarray | None:
+        """author[N]: stored, else inferred from turns, else None."""
+        stored = self.block.column("author")
+        if stored is not None:
+            return stored
+        if self.run.grammar is None:
+            return None
+        return infer_authors(self.block, self.turns, self.grammar)
+
+    @property
+    def stored_authors(self) -> bool:
+        """Authors come from the dataset."""
+        return "author" in self.block.names
+
+    @property
+    def policy(self) -> np.ndarray:
+        """policy[N] bool; only for rules that need S."""
+        assert self.author is not None
+        return self.author == Author.POLICY
+
+    @cached_property
+    def votes(self) -> Votes:
+        """Votes of the trained spans; only where there are a mask and a grammar."""
+        return vote(self.block, self.trained, self.turns, self.grammar)
+
+    @cached_property
+    def shift(self) -> np.ndarray:
+        """shift[R] int8: how far a row's whole mask lies to the right of its turns; 0 where right or undecided."""
+        out = np.zeros(len(self.block.rows), dtype=np.int8)
+        if self.run.grammar is None or self.mask is None:
+            return out
+        votes = self.votes
+        inside = votes.inside
+        moved = inside & (votes.head == votes.tail) & (votes.head != 0)
+        settled = inside & ((votes.head == 0) | (votes.tail == 0))
+        counts = {d: np.bincount(votes.row[moved & (votes.head == d)], minlength=len(out)) for d in (-2, -1, 1, 2)}
+        right = np.bincount(votes.row[settled], minlength=len(out))
+        for d, count in counts.items():
+            out[(count > right) & (count > 0)] = d
+        common = self._consensus(counts)
+        if common:  # spans at a row's end abstain, unless the other rows have decided
+            alone = votes.touches & (votes.head == common)
+            rows = np.unique(votes.row[alone])
+            out[rows[(out[rows] == 0) & (right[rows] == 0)]] = common
+        return out
+
+    def _consensus(self, counts: dict[int, np.ndarray]) -> int:
+        votes = self.votes
+        decided = int(votes.inside.sum())
+        best = max(counts, key=lambda d: int(counts[d].sum()))
+        return best if decided >= 10 and counts[best].sum() >= 0.9 * decided else 0
+
+    @cached_property
+    def upset(self) -> np.ndarray:
+        """upset[R] bool: rows whose mask is wrong as a whole (shifted, inverted, running on): only that is reported."""
+        return (self.shift != 0) | self.inverted | self.runs_on | self.wrong_vocabulary
+
+    @cached_property
+    def inverted(self) -> np.ndarray:
+        """inverted[R] bool: nine tenths of the others' tokens are trained and at most a tenth of the policy's."""
+        rows = len(self.block.rows)
+        out = np.zeros(rows, dtype=bool)
+        if self.author is None or self.mask is None:
+            return out
+        mine = self.policy & ~self.padding
+        others = ~self.policy & ~self.padding
+        count = lambda flags: np.bincount(self.block.row_of[flags], minlength=rows)  # noqa: E731
+        total, other = count(mine), count(others)
+        return (
+            (total >= 4)
+            & (other >= 4)
+            & (count(self.trained & others) >= 0.9 * other)
+            & (count(self.trained & mine) <= 0.1 * total)
+        )
+
+    @cached_property
+    def runs_on(self) -> np.ndarray:
+        """runs_on[R] bool: the last trained span reaches the row's end across another speaker's turn."""
+        rows = len(self.block.rows)
+        out = np.zeros(rows, dtype=bool)
+        if self.author is None or self.mask is None or not len(self.block):
+            return out
+        start, end = self.block.spans(self.mask)
+        row = self.block.row_of[start] if len(start) else start
+        at_end = end == self.block.offsets[1:][row]
+        foreign = np.concatenate([[0], np.cumsum(~self.policy & ~self.padding & (self.author != Author.RENDERER))])
+        mine = np.concatenate([[0], np.cumsum(self.policy)])
+        crosses = at_end & (foreign[end] - foreign[start] >= 1) & (mine[end] - mine[start] >= 1)
+        begins_mine = self.policy[start] if len(start) else crosses
+        out[row[crosses & begins_mine & (start > self.block.offsets[:-1][row])]] = True
+        return out & ~self.inverted
+
+    @cached_property
+    def ordinary(self) -> np.ndarray:
+        """ordinary[N] bool: tokens of text, neither added nor outside the vocabulary."""
+        ids = self.block.ids
+        inside = (ids >= 0) & (ids < self.lens.size)
+        return inside & ~self.lens.added[self.safe] & (self.lens.byte_length[self.safe] > 0)
+
+    @cached_property
+    def raw(self) -> tuple[bytes, np.ndarray]:
+        """Bytes of the block (added tokens as their text) and offsets[N + 1]."""
+        return self.lens.bytes_of(self.safe)
+
+    @cached_property
+    def text_runs(self) -> tuple[np.ndarray, np.ndarray]:
+        """Runs of ordinary tokens that were encoded in one go: cut at added tokens, rows and edges of policy text."""
+        return self._runs(self.policy if self.stored_authors else None)
+
+    def _runs(self, cut: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
+        block, flags = self.block, self.ordinary
+        edge = np.zeros(len(block) + 1, dtype=bool)
+        edge[0] = edge[-1] = True
+        edge[1:-1] = flags[1:] != flags[:-1]
+        if cut is not None:
+            edge[1:-1] |= cut[1:] != cut[:-1]
+        edge[block.offsets] = True
+        cuts = np.flatnonzero(edge)
+        starts, ends = cuts[:-1], cuts[1:]
+        on = flags[starts] if len(block) else np.zeros(0, dtype=bool)
+        return starts[on], ends[on]
+
+    @cached_property
+    def drift(self) -> list[Runs]:
+        """Runs whose ids are not what the tokenizer makes of their bytes."""
+        raw, offsets = self.raw
+        starts, ends = self.text_runs
+        found = self.lens.noncanonical(self.safe, raw, offsets, starts, ends)
+        if self.stored_authors or not found:
+            return found
+        return self._recut(found)
+
+    def _recut(self, found: list[Runs]) -> list[Runs]:
+        """Foreign rows may have been encoded turn by turn: a run that is canonical when cut there is no finding."""
+        cut = np.zeros(len(self.block), dtype=bool)
+        if self.mask is not None:
+            cut |= self.mask
+        kinds = cut.astype(np.uint8)
+        if self.author is not None:
+            kinds = kinds + 2 * self.policy.astype(np.uint8)
+        inside = np.zeros(len(self.block), dtype=bool)
+        for run in found:
+            inside[run.start : run.end] = True
+        starts, ends = self._runs(kinds)
+        keep = inside[starts]
+        raw, offsets = self.raw
+        return self.lens.noncanonical(self.safe, raw, offsets, starts[keep], ends[keep])
+
+    @cached_property
+    def wrong_vocabulary(self) -> np.ndarray:
+        """wrong_vocabulary[R] bool: rows whose text another tokenizer made (see TM205)."""
+        from tracemask.check.windows import wrong_rows
+
+        if self.run.lens is None:
+            return np.zeros(len(self.block.rows), dtype=bool)
+        return wrong_rows(self)
+
+    @property
+    def votes_abstain(self) -> int:
+        """The value of a vote that abstains."""
+        return NOWHERE
