@@ -1,0 +1,295 @@
+"""One branch planned: which render each reply is read from, and what must be encoded for it. Knows no row."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from enum import Enum
+
+import numpy as np
+
+from tracemask.core.errors import RenderError
+from tracemask.core.finding import Finding
+from tracemask.core.vocab import Author, Origin
+from tracemask.render.conversation import Conversation
+from tracemask.render.encode import Encoder, Mode, Run
+from tracemask.render.labels import Speaker, label
+from tracemask.render.layout import Layout, missing_fields
+from tracemask.render.stability import Stability
+from tracemask.render.stream import Base, Reply, build_base, pieces_of, runs_of
+from tracemask.render.tokenizer import Tokenizer
+from tracemask.render.turns import Region, Turns, finding
+from tracemask.trace.model import Message, Sampled
+
+
+class History(str, Enum):
+    """What becomes of a text-only reply whose characters a later render drops."""
+
+    AUTO = "auto"
+    AS_RENDERED = "as_rendered"
+    PER_TURN = "per_turn"
+
+
+@dataclass(slots=True)
+class Turn:
+    """One reply of the policy: the base it is read from, its region there, and its ids where the engine gave them.
+
+    shown: the engine's own context is what the base renders before the region.
+    """
+
+    k: int
+    end: int
+    region: Region
+    reply: Reply | None
+    prompt_ids: np.ndarray | None
+
+
+@dataclass
+class BasePlan:
+    """A render that rows will be cut from: regions of all its replies, and which replies stand in it as sampled."""
+
+    layout: Layout
+    regions: list[Region]
+    verbatim: frozenset[int]
+    built: Base | None = None
+
+
+@dataclass
+class BranchPlan:
+    """Everything about one branch that can be known before anything is encoded."""
+
+    conversation: Conversation
+    messages: Sequence[Message]
+    speakers: list[Speaker]
+    turns: list[Turn]
+    bases: dict[int, BasePlan]
+    findings: list[Finding]
+    modes: Mapping[int, Mode]
+    context_mode: Mode
+
+    def runs(self) -> Iterator[Run]:
+        """Every run that building the bases and judging drift will ask for."""
+        for plan in self.bases.values():
+            for _, _, item in pieces_of(plan.layout, plan.regions, self.modes, self.context_mode, plan.verbatim):
+                if isinstance(item, Run):
+                    yield item
+        for turn in self.turns:
+            if turn.reply is not None:
+                layout = self.bases[turn.end].layout
+                for _, item in runs_of(layout, turn.region.start, turn.region.end, Mode.POLICY):
+                    if isinstance(item, Run):
+                        yield item
+
+    def base(self, end: int, encoder: Encoder) -> Base:
+        """The built base of the render of messages [0, end)."""
+        plan = self.bases[end]
+        if plan.built is None:
+            replies = {turn.k: turn.reply for turn in self.turns if turn.reply is not None}
+            labels = label(plan.layout, self.speakers, plan.regions)
+            plan.built = build_base(plan.layout, labels, plan.regions, self.modes, self.context_mode, encoder,
+                                    replies, plan.verbatim)  # fmt: skip
+        return plan.built
+
+
+@dataclass
+class Planner:
+    """Plans branches for one tokenizer and template."""
+
+    tokenizer: Tokenizer
+    turns: Turns
+    stability: Stability
+    history: History
+    control_text: str
+    _dead_fields: set[tuple[str, Origin]] = field(default_factory=set)
+
+    def plan(self, conversation: Conversation, messages: Sequence[Message], speakers: list[Speaker]) -> BranchPlan:
+        """Chooses the render of each reply. Raises RenderError where the template refuses the branch."""
+        work = _Work(self, conversation, messages, speakers)
+        work.choose()
+        return work.result()
+
+
+@dataclass
+class _Work:
+    planner: Planner
+    conversation: Conversation
+    messages: Sequence[Message]
+    speakers: list[Speaker]
+    findings: list[Finding] = field(default_factory=list)
+    chosen: dict[int, int] = field(default_factory=dict)
+    regions: dict[tuple[int, int], Region | None] = field(default_factory=dict)
+    settled: int = 0  # messages before it stand in the full render as they stood when the policy read them
+    complete: int = 0  # messages from `settled` to here lost nothing in the full render
+
+    def choose(self) -> None:
+        """Fills `chosen`: reply → end of the render that it is read from."""
+        for k, message in enumerate(self.messages):
+            if not message.from_policy:
+                continue
+            if message.sampled is not None:
+                self.chosen[k] = self._context_end(k)
+            else:
+                self.chosen[k] = self._survivor(k)
+
+    # -------------------------------------------------------------- text-only replies
+
+    def _survivor(self, k: int) -> int:
+        full, own = len(self.messages), k + 1
+        if self.planner.history is History.PER_TURN:
+            self._report_lost(k, self._lost(own, k))
+            return own
+        lost = self._lost(full, k)
+        if not lost:
+            return full
+        if self.planner.history is History.AS_RENDERED:
+            self._report_lost(k, lost)
+            return full
+        for end in dict.fromkeys((self._segment_end(k), own)):
+            remaining = self._lost(end, k)
+            if not remaining:
+                return end
+        self._report_lost(k, remaining)
+        better = self._shown(own, k) > self._shown(full, k)
+        return own if better else full
+
+    def _lost(self, end: int, k: int) -> list[Origin]:
+        layout = self.conversation.layout(end)
+        return missing_fields(layout, k, self.conversation.chat[k])
+
+    def _shown(self, end: int, k: int) -> int:
+        layout = self.conversation.layout(end)
+        return sum(layout.visible(k, origin) for origin in (Origin.CONTENT, Origin.REASONING, Origin.TOOL_CALL))
+
+    def _segment_end(self, k: int) -> int:
+        """Where the next message of a user begins: up to there templates keep what a reply said."""
+        for later in range(k + 1, len(self.messages)):
+            if self.messages[later].role == "user":
+                return later
+        return len(self.messages)
+
+    def _report_lost(self, k: int, lost: Sequence[Origin]) -> None:
+        for origin in lost:
+            what = f"the template drops {origin.label.replace('_', ' ')} of message {k}"
+            self.findings.append(finding("TM103", what, self.speakers[k].index, field=origin.label))
+
+    # -------------------------------------------------------------- sampled replies
+
+    def _context_end(self, k: int) -> int:
+        """The render whose beginning is what the template wrote when reply k was sampled."""
+        full = len(self.messages)
+        after_reply = k > 0 and self.messages[k - 1].role == "assistant"
+        if not after_reply and (k + 1 == full or self._trusted(full, k)):
+            return full
+        self.conversation.counter.fallbacks += 1
+        try:
+            context = self.conversation.layout(k, prompt=True).text
+        except RenderError:
+            return full
+        region = self.region(full, k)
+        if region is not None and self.conversation.layout(full).text.startswith(context):
+            self.settled = k
+            return full
+        segment = self._segment_end(k)
+        if segment < full and self.conversation.layout(segment).text.startswith(context):
+            return segment
+        return k + 1
+
+    def _trusted(self, end: int, k: int) -> bool:
+        """The template is prefix-stable, and nothing that stands before reply k was dropped since."""
+        if not self.planner.stability.stable(self.conversation):
+            return False
+        at = max(self.settled, self.complete)
+        while at < k and not self._lost(end, at):
+            at += 1
+        self.complete = at
+        return at >= k
+
+    # -------------------------------------------------------------- result
+
+    def region(self, end: int, k: int) -> Region | None:
+        """The region of reply k in the render of [0, end)."""
+        key = (end, k)
+        if key not in self.regions:
+            layout = self.conversation.layout(end)
+            self.regions[key] = self.planner.turns.region(
+                self.conversation, layout, k, cut_short=self.messages[k].cut_short and self.messages[k].sampled is None
+            )
+        return self.regions[key]
+
+    def result(self) -> BranchPlan:
+        """The plan of the branch."""
+        ends = sorted(set(self.chosen.values())) or [len(self.messages)]
+        if len(self.messages) not in ends and self._tail_matters():
+            ends.append(len(self.messages))
+        replies = {k: _reply(self.messages[k].sampled, self.speakers[k]) for k in self.chosen}
+        bases = {end: self._base(end, replies) for end in ends}
+        turns: list[Turn] = []
+        for k, end in self.chosen.items():
+            region = next((region for region in bases[end].regions if region.message == k), None)
+            if region is None:
+                self._report_lost(k, [Origin.CONTENT])
+                continue
+            turns.append(Turn(k, end, region, replies[k], _prompt_ids(self.messages[k].sampled)))
+        ids = self.planner.control_text == "ids"
+        modes = {
+            k: Mode.IDS if ids else Mode.POLICY if speaker.author is Author.POLICY else Mode.CONTENT
+            for k, speaker in enumerate(self.speakers)
+        }
+        context = Mode.IDS if ids else Mode.CONTENT
+        return BranchPlan(self.conversation, self.messages, self.speakers, turns, bases, self.findings, modes, context)
+
+    def _tail_matters(self) -> bool:
+        last = max(self.chosen) if self.chosen else -1
+        return last + 1 < len(self.messages)
+
+    def _base(self, end: int, replies: Mapping[int, Reply | None]) -> BasePlan:
+        layout = self.conversation.layout(end)
+        regions: list[Region] = []
+        verbatim: set[int] = set()
+        at = 0
+        for k in range(end):
+            if self.messages[k].role != "assistant":
+                continue
+            region = self.region(end, k)
+            if region is None or region.start < at:
+                continue
+            reply = replies.get(k)
+            if reply is not None:
+                spoken = self._spoken(reply)
+                if spoken == layout.text[region.start : region.end]:
+                    verbatim.add(k)
+                elif spoken is not None and spoken == layout.text[region.start : region.stop]:
+                    verbatim.add(k)
+                    region = replace(region, end=region.stop, stop_id=None)
+            regions.append(region)
+            at = region.end
+        return BasePlan(layout, regions, frozenset(verbatim))
+
+    def _spoken(self, reply: Reply) -> str | None:
+        table = self.planner.tokenizer.id_table
+        if len(reply.ids) and int(reply.ids.max()) >= len(table):
+            return None
+        try:
+            return b"".join([table[token] for token in reply.ids.tolist()]).decode()
+        except UnicodeDecodeError:
+            return None
+
+
+def _prompt_ids(sampled: Sampled | None) -> np.ndarray | None:
+    return None if sampled is None or sampled.prompt_ids is None else np.asarray(sampled.prompt_ids, np.int32)
+
+
+def _reply(sampled: Sampled | None, speaker: Speaker) -> Reply | None:
+    if sampled is None:
+        return None
+    count = len(sampled.token_ids)
+    author = np.full(count, speaker.author, np.uint8)
+    for span in sampled.spans:
+        author[span.start : span.end] = Author.of(span.author)
+    logprob = np.full(count, np.nan, np.float32)
+    if sampled.logprobs is not None:
+        logprob[:] = [np.nan if value is None else value for value in sampled.logprobs]
+    columns = {name: np.asarray(values, np.float32) for name, values in sorted(sampled.columns.items())}
+    if sampled.temperature is not None:
+        columns["temperature"] = np.full(count, sampled.temperature, np.float32)
+    return Reply(np.asarray(sampled.token_ids, np.int32), logprob, author, columns)

@@ -1,0 +1,103 @@
+"""Which added tokens steer the model, and where the template itself wrote them. Knows no message and no author."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from tracemask.core.vocab import Origin
+from tracemask.render.text import RenderedText, Span
+from tracemask.render.tokenizer import Tokenizer
+
+NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+"""Template variables whose text is the tokenizer's own, hence as trusted as a literal."""
+
+
+class Mark(NamedTuple):
+    """A control token of the template's own: characters [start, end) of a rendered text and its id."""
+
+    start: int
+    end: int
+    id: int
+
+
+@dataclass(frozen=True)
+class Control:
+    """The control tokens of one (tokenizer, template): special ones plus added ones that the template writes.
+
+    special: ids of special tokens. ids: all control ids. White space is never control (Gemma 3 adds "\\n\\n").
+    """
+
+    special: frozenset[int]
+    ids: frozenset[int]
+    pattern: re.Pattern[str] | None
+    id_of: dict[str, int]
+    strip_left: frozenset[int]
+    strip_right: frozenset[int]
+
+    @classmethod
+    def of(cls, tokenizer: Tokenizer, template_source: str) -> Control:
+        """Added tokens whose text stands in the template's source count as written by it."""
+        tokens = [
+            token
+            for token in tokenizer.added.values()
+            if token.content.strip() and (token.special or token.content in template_source)
+        ]
+        longest = sorted((token.content for token in tokens), key=lambda text: (-len(text), text))
+        return cls(
+            special=frozenset(token.id for token in tokens if token.special),
+            ids=frozenset(token.id for token in tokens),
+            pattern=re.compile("|".join(map(re.escape, longest))) if longest else None,
+            id_of={token.content: token.id for token in tokens},
+            strip_left=frozenset(token.id for token in tokens if token.lstrip),
+            strip_right=frozenset(token.id for token in tokens if token.rstrip),
+        )
+
+    def marks(self, rendered: RenderedText) -> list[Mark]:
+        """Every control token that lies in characters of the template's own, in order."""
+        if self.pattern is None:
+            return []
+        text = rendered.text
+        found: list[Mark] = []
+        for start, end in trusted_ranges(rendered.spans):
+            for match in self.pattern.finditer(text, start, end):
+                found.append(self._widened(text, match.start(), match.end(), self.id_of[match[0]]))
+        return found
+
+    def _widened(self, text: str, start: int, end: int, token_id: int) -> Mark:
+        """White space that the token swallows belongs to it, as in the tokenizer."""
+        if token_id in self.strip_right:
+            while end < len(text) and text[end].isspace():
+                end += 1
+        if token_id in self.strip_left:
+            while start > 0 and text[start - 1].isspace():
+                start -= 1
+        return Mark(start, end, token_id)
+
+
+def is_trusted(span: Span) -> bool:
+    """Characters that no message's author could choose: literals, role names, the tokenizer's named tokens."""
+    if span.origin is Origin.RENDERER:
+        return True
+    return span.origin is Origin.FIELD and (
+        span.field[:1] == ("role",) or span.field[:1] in [(n,) for n in NAMED_TOKENS]
+    )
+
+
+def trusted_ranges(spans: list[Span]) -> list[tuple[int, int]]:
+    """Maximal ranges of trusted characters: a control token may be composed of several literals."""
+    ranges: list[tuple[int, int]] = []
+    open_at: int | None = None
+    at = 0
+    for span in spans:
+        if is_trusted(span):
+            if open_at is None:
+                open_at = span.start
+        elif open_at is not None:
+            ranges.append((open_at, span.start))
+            open_at = None
+        at = span.end
+    if open_at is not None:
+        ranges.append((open_at, at))
+    return ranges

@@ -1,0 +1,122 @@
+"""Where each message stands in one rendered text and how many of its characters are there. Knows no token id."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from tracemask.core.vocab import Origin
+from tracemask.render.control import Control, Mark
+from tracemask.render.parts import REASONING_TAGS
+from tracemask.render.text import RenderedText
+
+BODY = frozenset({Origin.CONTENT, Origin.REASONING, Origin.TOOL_CALL})
+_TAGS = re.compile("|".join(re.escape(tag) for pair in REASONING_TAGS for tag in pair))
+
+
+@dataclass(slots=True)
+class Extent:
+    """One message's place: [first, last) of what its loop iteration wrote, [own_first, own_last) of its own text there.
+
+    characters: rendered characters of content, reasoning and tool calls, wherever they stand. -1: nowhere.
+    """
+
+    first: int = -1
+    last: int = -1
+    own_first: int = -1
+    own_last: int = -1
+    characters: dict[Origin, int] = field(default_factory=dict)
+
+
+class Layout:
+    """An index over one RenderedText: extents by message, control tokens of the template, ends of blocks."""
+
+    def __init__(self, rendered: RenderedText, count: int, control: Control) -> None:
+        self.rendered = rendered
+        self.text = rendered.text
+        self.marks: list[Mark] = control.marks(rendered)
+        self.mark_starts = [mark.start for mark in self.marks]
+        self.extents = [Extent() for _ in range(count)]
+        self._read()
+        firsts = sorted(extent.first for extent in self.extents if extent.first >= 0)
+        self._firsts = firsts
+
+    def _read(self) -> None:
+        extents = self.extents
+        for start, end, message, source, origin, _field, _coarse in self.rendered.spans:
+            if message >= 0:
+                extent = extents[message]
+                if extent.first < 0:
+                    extent.first = start
+                extent.last = end
+            if source >= 0 and origin in BODY:
+                extent = extents[source]
+                extent.characters[origin] = extent.characters.get(origin, 0) + end - start
+                if message in (source, -1):
+                    if extent.own_first < 0:
+                        extent.own_first = start
+                    extent.own_last = end
+        for extent in extents:
+            if extent.first < 0 and extent.own_first >= 0:
+                extent.first, extent.last = extent.own_first, extent.own_last
+
+    def block_end(self, message: int) -> int:
+        """Where the next message's block begins, or the end of the text."""
+        last = self.extents[message].last
+        return next((first for first in self._firsts if first >= last), len(self.text))
+
+    def visible(self, message: int, origin: Origin) -> int:
+        """Rendered characters of one field that are no white space and no reasoning tag."""
+        total = 0
+        for span in self.rendered.spans:
+            if span.source == message and span.origin is origin:
+                total += _visible(self.text[span.start : span.end])
+        return total
+
+
+def missing_fields(layout: Layout, message: int, chat: Mapping[str, Any]) -> list[Origin]:
+    """The fields of a chat message of which characters other than white space and reasoning tags were dropped."""
+    have = layout.extents[message].characters
+    lost: list[Origin] = []
+    content = content_text(chat.get("content"))
+    if have.get(Origin.CONTENT, 0) < len(content) and layout.visible(message, Origin.CONTENT) < _visible(content):
+        lost.append(Origin.CONTENT)
+    reasoning = reasoning_text(chat)
+    if have.get(Origin.REASONING, 0) < len(reasoning) and layout.visible(message, Origin.REASONING) < _visible(
+        reasoning
+    ):
+        lost.append(Origin.REASONING)
+    calls = chat.get("tool_calls") or []
+    if have.get(Origin.TOOL_CALL, 0) < sum(_call_floor(call) for call in calls):
+        lost.append(Origin.TOOL_CALL)
+    return lost
+
+
+def content_text(content: Any) -> str:
+    """The text of a chat message's content: a string, or the text of its parts."""
+    if isinstance(content, str):
+        return content
+    if isinstance(content, Sequence):
+        return "".join(part.get("text") or "" for part in content if isinstance(part, Mapping))
+    return ""
+
+
+def reasoning_text(chat: Mapping[str, Any]) -> str:
+    """The reasoning of a chat message under whichever key it has."""
+    for key in ("reasoning_content", "reasoning", "thinking"):
+        if isinstance(chat.get(key), str):
+            return chat[key]
+    return ""
+
+
+def _visible(text: str) -> int:
+    return sum(map(len, _TAGS.sub("", text).split())) if "<" in text or "[" in text else sum(map(len, text.split()))
+
+
+def _call_floor(call: Mapping[str, Any]) -> int:
+    """Characters that any faithful spelling of a call has at least."""
+    function = call.get("function") or call
+    arguments = function.get("arguments")
+    return len(function.get("name") or "") + (2 if arguments else 0)

@@ -1,0 +1,195 @@
+"""Traces to samples: the room's front. Composes template, tokenizer, turns and rows; knows no weight and no file format."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from tracemask.core.errors import RenderError, TracemaskError, UsageError
+from tracemask.core.finding import Finding
+from tracemask.core.fingerprint import fingerprint
+from tracemask.core.vocab import Origin
+from tracemask.render.branch import BranchPlan, History, Planner
+from tracemask.render.control import Control
+from tracemask.render.conversation import Conversation, Counter, Renders
+from tracemask.render.encode import Encoder, Mode, Run
+from tracemask.render.labels import Speaker
+from tracemask.render.rows import Assembler
+from tracemask.render.sample import Sample
+from tracemask.render.stability import Stability
+from tracemask.render.stream import runs_of
+from tracemask.render.template import Template
+from tracemask.render.text import RenderedText
+from tracemask.render.tokenizer import Tokenizer
+from tracemask.render.turns import PROBE_CHAT, Turns, learn_stop
+from tracemask.trace.chat import to_chat
+from tracemask.trace.model import Trace
+
+RENDERER_VERSION = "1"
+"""Changes whenever the same trace could give other tokens or labels."""
+
+
+class Renderer:
+    """Renders traces with one tokenizer and one chat template.
+
+    tokenizer: folder, tokenizer.json, "hub:OWNER/NAME" or a Tokenizer. template: Jinja source, a file, a Template;
+    default: the tokenizer's own. template_kwargs: passed to the template; a trace's own kwargs win over them.
+    history: what becomes of text-only replies that a later render cuts ("auto" forks, "as_rendered" reports,
+    "per_turn" makes a row of each). control_text: "text" (content cannot write control tokens) or "ids".
+    stop: further stop tokens, ids or texts. Raises RenderError, UsageError.
+    """
+
+    def __init__(self, tokenizer: str | Path | Tokenizer, template: str | Path | Template | None = None,
+                 template_kwargs: Mapping[str, Any] | None = None, history: str = "auto",
+                 control_text: Literal["text", "ids"] = "text", stop: Sequence[int | str] | None = None,
+                 backend: str = "auto") -> None:  # fmt: skip
+        self.tokenizer = tokenizer if isinstance(tokenizer, Tokenizer) else Tokenizer.load(tokenizer, backend=backend)
+        self.template = _template(template, self.tokenizer)
+        self.template_kwargs = dict(template_kwargs or {})
+        self.history = _history(history)
+        if control_text not in ("text", "ids"):
+            raise UsageError("TM900", what=f"control_text {control_text!r}", fix='use "text" or "ids"')
+        self.control_text = control_text
+        self.counter = Counter()
+        self.control = Control.of(self.tokenizer, self.template.source)
+        self.encoder = Encoder(self.tokenizer, self.control)
+        self.stop_ids = self._stops(stop or ())
+        self._planner = Planner(
+            self.tokenizer,
+            Turns(self.control, self.stop_ids),
+            Stability(self._probe),
+            self.history,
+            control_text,
+        )
+        self._assembler = Assembler(
+            self.tokenizer, self.control, self.encoder, self.stop_ids, *self._tables(self.stop_ids)
+        )
+
+    # ------------------------------------------------------------------ traces
+
+    def render(self, trace: Trace) -> list[Sample]:
+        """The samples of one trace, in creation order. Raises RenderError naming the trace."""
+        return self.render_many([trace])[0]
+
+    def render_many(self, traces: Iterable[Trace]) -> list[list[Sample]]:
+        """The samples of each trace; everything is encoded in one call. Same result as one by one."""
+        batch = list(traces)
+        planned = [self._plan(trace) for trace in batch]
+        for plans in planned:
+            for plan in plans:
+                for run in plan.runs():
+                    self.encoder.want(run)
+        self.encoder.fill()
+        return [self._assembler.samples(trace, plans) for trace, plans in zip(batch, planned, strict=True)]
+
+    def _plan(self, trace: Trace) -> list[BranchPlan]:
+        index = {message.id: at for at, message in enumerate(trace.messages)}
+        plans: list[BranchPlan] = []
+        try:
+            for branch in trace.branches():
+                speakers = [Speaker.of(message, index[message.id]) for message in branch]
+                conversation = self._conversation(
+                    [to_chat(message) for message in branch], trace.tools, trace.template_kwargs
+                )
+                plans.append(self._planner.plan(conversation, branch, speakers))
+                if trace.tools and not _has_tools(plans[-1]):
+                    plans[-1].findings.append(Finding("TM112", "the template ignores the declared tools"))
+        except TracemaskError as error:
+            place = f"trace {trace.id}" + (f": {error.where}" if error.where else "")
+            raise type(error)(error.code, where=place, what=error.what, fix=error.fix) from None
+        return plans
+
+    # ------------------------------------------------------------------ chat messages
+
+    def render_text(self, messages: Sequence[dict[str, Any]], tools: list[dict[str, Any]] | None = None, *,
+                    add_generation_prompt: bool = False) -> RenderedText:  # fmt: skip
+        """The text of chat messages and where each character came from."""
+        conversation = self._conversation(messages, tools, {})
+        return conversation.layout(len(conversation), prompt=add_generation_prompt).rendered
+
+    def prompt_ids(self, messages: Sequence[dict[str, Any]], tools: list[dict[str, Any]] | None = None) -> list[int]:
+        """The ids that a sampler must be given for the next reply."""
+        conversation = self._conversation(messages, tools, {})
+        layout = conversation.layout(len(conversation), prompt=True)
+        mode = Mode.IDS if self.control_text == "ids" else Mode.CONTENT
+        out: list[int] = []
+        for _, item in runs_of(layout, 0, len(layout.text), mode):
+            out += [item] if isinstance(item, int) else self.encoder.get(item).ids.tolist()
+        return out
+
+    # ------------------------------------------------------------------ identity
+
+    @property
+    def fingerprint(self) -> str:
+        """sha256 of everything that decides tokens and labels; the backend is not among it."""
+        return fingerprint(
+            RENDERER_VERSION,
+            self.tokenizer.sha256,
+            self.template.fingerprint,
+            self.template_kwargs,
+            self.history.value,
+            self.control_text,
+            sorted(self.stop_ids),
+        )
+
+    # ------------------------------------------------------------------
+
+    def _conversation(self, chat: Sequence[dict[str, Any]], tools: list[dict[str, Any]] | None,
+                      kwargs: Mapping[str, Any]) -> Conversation:  # fmt: skip
+        return Conversation(
+            self.template, self.control, chat, tools or None, {**self.template_kwargs, **kwargs}, self.counter
+        )
+
+    def _probe(self, chat: list[dict[str, Any]], like: Conversation) -> Conversation:
+        return Conversation(self.template, self.control, chat, like.tools, like.kwargs, self.counter)
+
+    def _stops(self, given: Sequence[int | str]) -> frozenset[int]:
+        """Stops of the tokenizer and its generation configuration, those given, and the one the template writes."""
+        stops = set(self.tokenizer.stop_ids)
+        for stop in given:
+            token = self.tokenizer.id_of(stop) if isinstance(stop, str) else stop
+            if token is None or token not in self.tokenizer.added:
+                raise UsageError("TM902", what=f"stop {stop!r} is no added token", fix="give an added token or its id")
+            stops.add(token)
+        learned = learn_stop(self._conversation(list(PROBE_CHAT), None, {}))
+        return frozenset(stops if learned is None else {*stops, learned})
+
+    def _tables(self, stops: frozenset[int]) -> tuple[np.ndarray, np.ndarray]:
+        is_stop = np.zeros(self.tokenizer.size, bool)
+        is_stop[[stop for stop in stops if stop < self.tokenizer.size]] = True
+        space = np.fromiter((bool(b) and b.isspace() for b in self.tokenizer.id_table), bool, self.tokenizer.size)
+        return is_stop, space
+
+
+def _has_tools(plan: BranchPlan) -> bool:
+    return any(span.origin is Origin.TOOLS for base in plan.bases.values() for span in base.layout.rendered.spans)
+
+
+def _history(name: str) -> History:
+    try:
+        return History(name)
+    except ValueError:
+        known = ", ".join(entry.value for entry in History)
+        raise UsageError("TM902", what=f"unknown history {name!r}", fix=f"known: {known}") from None
+
+
+def _template(template: str | Path | Template | None, tokenizer: Tokenizer) -> Template:
+    if isinstance(template, Template):
+        return template
+    if isinstance(template, Path):
+        source, name = template.read_text(encoding="utf-8"), template.name
+    elif template is not None:
+        source, name = template, "template"
+    elif tokenizer.chat_template:
+        source, name = tokenizer.chat_template, "the tokenizer's template"
+    else:
+        raise RenderError(
+            "TM920", where=tokenizer.path, what="the tokenizer has no chat template", fix="pass template=…"
+        )
+    return Template(source, name=name, tokens=tokenizer.token_strings)
+
+
+__all__ = ["RENDERER_VERSION", "Renderer", "Renders", "Run"]

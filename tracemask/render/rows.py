@@ -1,0 +1,267 @@
+"""Planned branches to finished samples: contexts, replies, drift, ownership. Composes streams; runs no template."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from tracemask.core.finding import Finding, Place
+from tracemask.core.vocab import Author, Fidelity, Origin, Part
+from tracemask.render.align import align_context
+from tracemask.render.branch import BranchPlan, Turn
+from tracemask.render.control import Control
+from tracemask.render.drift import common_prefix, compare
+from tracemask.render.encode import Encoder, Mode, Run, byte_to_character
+from tracemask.render.parts import reply_parts
+from tracemask.render.sample import Drift, Sample
+from tracemask.render.stitch import Row, Stitcher
+from tracemask.render.stream import Base, Reply, Stream, joined, lay, mark_ends, put_reply, runs_of, unexplained
+from tracemask.render.tokenizer import Tokenizer
+from tracemask.trace.model import Trace
+
+
+@dataclass
+class Assembler:
+    """Turns the plans of one trace into its samples. stops, spaces: bool tables by id."""
+
+    tokenizer: Tokenizer
+    control: Control
+    encoder: Encoder
+    stop_ids: frozenset[int]
+    stops: np.ndarray
+    spaces: np.ndarray
+
+    def samples(self, trace: Trace, plans: Sequence[BranchPlan]) -> list[Sample]:
+        """The rows of a trace in creation order."""
+        work = _Trace(self, trace, Stitcher(), {})
+        for plan in plans:
+            work.branch(plan)
+        return [work.finish(row) for row in work.stitcher.rows]
+
+
+@dataclass
+class _Trace:
+    tools: Assembler
+    trace: Trace
+    stitcher: Stitcher
+    owners: dict[int, int]  # message index → row
+
+    def branch(self, plan: BranchPlan) -> None:
+        """Adds one branch: its turns in order, then what follows the last of them."""
+        row: Row | None = None
+        last: Turn | None = None
+        for turn in plan.turns:
+            if plan.speakers[turn.k].index in self.owners:
+                continue
+            row, last = self._turn(plan, turn), turn
+        if not plan.turns and not self.stitcher.rows:
+            row, _ = self.stitcher.open(np.zeros(0, np.int32), None, 0)
+            base = plan.base(len(plan.messages), self.tools.encoder)
+            row.append(base.stream)
+            row.tail = (base, len(base.stream))
+        if row is not None and last is not None:
+            self._rest(plan, row, last)
+        if self.stitcher.rows:
+            target = row or self.stitcher.rows[0]
+            for found in plan.findings:
+                owner = self.owners.get(found.place.turn if found.place.turn is not None else -1)
+                (self.stitcher.rows[owner] if owner is not None else target).findings.append(found)
+            target.findings += self._control_findings(plan)
+
+    # ------------------------------------------------------------------ one turn
+
+    def _turn(self, plan: BranchPlan, turn: Turn) -> Row:
+        base = plan.base(turn.end, self.tools.encoder)
+        start, end = base.bounds[turn.k]
+        if turn.prompt_ids is not None:
+            row, have = self.stitcher.open(turn.prompt_ids, None, 0)
+            self._exact_context(base, turn, row, have)
+            tail = None
+        else:
+            row, have = self.stitcher.open(base.stream.ids[:start], base, start)
+            row.append(base.stream.cut(have, start))
+            tail = (base, end)
+        first = row.length
+        as_sampled = turn.reply is None or turn.k in base.verbatim
+        row.append(base.stream.cut(start, end) if as_sampled else self._own_words(base, turn))
+        row.tail = tail if as_sampled else None
+        self._account(plan, turn, row, first)
+        self._drift(plan, base, turn, row, first)
+        return row
+
+    def _account(self, plan: BranchPlan, turn: Turn, row: Row, first: int) -> None:
+        """Ownership, fidelity, stops and findings of a turn that was just added as tokens [first, row.length)."""
+        index = plan.speakers[turn.k].index
+        message = plan.messages[turn.k]
+        self.owners[index] = row.number
+        row.fidelities.append(message.fidelity)
+        region = turn.region
+        early = region.stopped_early
+        ids = row.ids[first:]
+        ended = region.stop_id is not None
+        if turn.reply is not None:
+            inner = np.isin(ids[:-1], list(self.tools.stop_ids))
+            early = bool(inner.any())
+            ended = bool(len(ids)) and int(ids[-1]) in self.tools.stop_ids
+        place = Place(turn=index, token=first, end=row.length)
+        if early:
+            row.findings.append(Finding("TM317", "tokens follow a stop inside the turn: it is not trained", place))
+        else:
+            row.own(first, row.length)
+        if not ended and not message.cut_short and turn.reply is None:
+            row.findings.append(Finding("TM316", "the template writes no stop after this reply", place))
+        if region.approximate:
+            row.approximate = True
+            what = "the generation prompt is not a prefix of the render: the sampled region is approximate"
+            row.findings.append(Finding("TM111", what, place))
+        row.truncated = message.cut_short and not ended
+        row.stop = message.sampled.finish_reason if message.sampled else message.finish_reason
+
+    def _exact_context(self, base: Base, turn: Turn, row: Row, have: int) -> None:
+        """Appends the engine's context beyond what the row has, labelled by the render."""
+        ids = turn.prompt_ids[have:] if turn.prompt_ids is not None else np.zeros(0, np.int32)
+        at = 0
+        for region in base.regions.values():
+            if have and region.end <= turn.region.start and region.message < turn.k:
+                at = region.end
+        text = base.layout.text[at : turn.region.start]
+        stream, differs = align_context(self.tools.tokenizer, self.tools.control, ids, text, at, base.labels)
+        if differs >= 0:
+            self._context_drift(base, turn, row, stream, differs)
+        row.append(stream)
+
+    def _context_drift(self, base: Base, turn: Turn, row: Row, stream: Stream, differs: int) -> None:
+        index = int(base.labels.message[base.labels.rows_at(np.array([turn.region.start]))[0]])
+        row.drift.append(Drift(index, "text_changed", row.length + differs, len(stream) - differs, "context"))
+
+    def _own_words(self, base: Base, turn: Turn) -> Stream:
+        """Sampled ids whose bytes differ from the render: labels where head or tail agree, else read from the ids."""
+        reply, region = turn.reply, turn.region
+        assert reply is not None
+        table = self.tools.tokenizer.id_table
+        pieces = [table[token] if token < len(table) else b"" for token in reply.ids.tolist()]
+        raw = b"".join(pieces)
+        text = raw.decode(errors="replace")
+        index = byte_to_character(text) if text.encode() == raw else None
+        lengths = np.fromiter(map(len, pieces), np.int64, len(pieces))
+        starts = np.cumsum(lengths) - lengths
+        bounds, kinds = reply_parts(text, opened=region.opened)
+        where = index[np.minimum(starts, len(index) - 1)] if index is not None else starts
+        slots = np.searchsorted(np.array(bounds), where, side="right") - 1
+        parts = np.array([int(kind) for kind in kinds], np.uint8)[slots]
+        if len(reply.ids) and int(reply.ids[-1]) in self.tools.stop_ids:
+            parts[-1] = Part.STOP
+        message = int(base.labels.message[base.labels.rows_at(np.array([max(region.start, 0)]))[0]])
+        stream = unexplained(reply, turn.k, message, parts)
+        self._agreeing(base, turn, stream, raw, starts)
+        return stream
+
+    def _agreeing(self, base: Base, turn: Turn, stream: Stream, raw: bytes, starts: np.ndarray) -> None:
+        """Origins of the common head with the rendered reply."""
+        want = base.layout.text[turn.region.start : turn.region.end].encode()
+        size = min(len(raw), len(want))
+        head = common_prefix(raw[:size], want[:size])
+        inside = starts < head
+        if inside.any():
+            table = byte_to_character(base.layout.text[turn.region.start : turn.region.end])
+            at = table[starts[inside]] + turn.region.start
+            stream.origin[inside] = base.labels.origin[base.labels.rows_at(at)]
+
+    def _drift(self, plan: BranchPlan, base: Base, turn: Turn, row: Row, first: int) -> None:
+        """Compares sampled ids with the encoding of the rendered reply."""
+        if turn.reply is None:
+            return
+        region, rendered = turn.region, []
+        end = region.end if turn.k not in base.verbatim else base.regions[turn.k].end
+        for _, item in runs_of(base.layout, region.start, end, Mode.POLICY):
+            rendered += [item] if isinstance(item, int) else self.tools.encoder.get(item).ids.tolist()
+        ids = [token for token in turn.reply.ids.tolist()]
+        if any(token >= self.tools.tokenizer.size for token in ids):
+            return
+        found = compare(self.tools.tokenizer, ids, rendered)
+        if found is not None:
+            index = plan.speakers[turn.k].index
+            row.drift.append(Drift(index, found.cause, first + found.first, found.changed))
+
+    # ------------------------------------------------------------------ what follows
+
+    def _rest(self, plan: BranchPlan, row: Row, last: Turn) -> None:
+        """Context after the last reply: the template's closing and messages that nobody answered."""
+        total = len(plan.messages)
+        more = last.k + 1 < total
+        if total not in plan.bases or not (more or last.reply is None):
+            return
+        base = plan.base(total, self.tools.encoder)
+        if row.tail is not None and row.tail[0] is base:
+            row.append(base.stream.cut(row.tail[1], len(base.stream)))
+            row.tail = (base, len(base.stream))
+        elif more and last.k in base.bounds and last.end == total:
+            row.append(base.stream.cut(base.bounds[last.k][1], len(base.stream)))
+
+    def _control_findings(self, plan: BranchPlan) -> list[Finding]:
+        """Control-token text that is no control token of the template: one finding a message and token."""
+        found: dict[tuple[str, int, int], Finding] = {}
+        for run_plan in plan.bases.values():
+            for base in [run_plan.built] if run_plan.built else []:
+                for finding in control_text(plan, base, self.tools.encoder, self.tools.tokenizer):
+                    key = (finding.code, finding.place.turn or 0, int(str(finding.data["id"])))
+                    found.setdefault(key, finding)
+        return list(found.values())
+
+    def finish(self, row: Row) -> Sample:
+        """The row's arrays as a Sample."""
+        stream = joined(row.pieces)
+        mark_ends(stream, self.tools.stops, self.tools.spaces, self.tools.tokenizer.bos_id)
+        sampled = np.zeros(len(stream), bool)
+        for start, end in row.owned:
+            sampled[start:end] = True
+        sampled &= stream.author == Author.POLICY
+        return Sample(
+            trace_id=self.trace.id,
+            branch=row.number,
+            token_ids=stream.ids.astype(np.int32),
+            author=stream.author.astype(np.uint8),
+            role=stream.role.astype(np.uint8),
+            part=stream.part.astype(np.uint8),
+            origin=stream.origin.astype(np.uint8),
+            message=stream.message.astype(np.int32),
+            sampled=sampled,
+            logprob=np.where(sampled, stream.logprob, np.float32(np.nan)).astype(np.float32),
+            fidelity=min(row.fidelities, default=Fidelity.MESSAGES),
+            approximate=row.approximate,
+            truncated=row.truncated or bool(self.trace.truncated and row is self.stitcher.rows[-1]),
+            stop=row.stop or self.trace.stop,
+            fork=row.fork,
+            drift=row.drift,
+            findings=row.findings,
+            columns=stream.columns,
+        )
+
+
+def control_text(plan: BranchPlan, base: Base, encoder: Encoder, tokenizer: Tokenizer) -> list[Finding]:
+    """TM207: special-token text in policy text, or real control ids in content; TM208: control text kept as text."""
+    from tracemask.render.stream import pieces_of
+
+    out: list[Finding] = []
+    for _, position, item in pieces_of(
+        base.layout, list(base.regions.values()), plan.modes, plan.context_mode, base.verbatim
+    ):
+        if not isinstance(item, Run):
+            continue
+        for token in encoder.get(item).found:
+            if item.mode is Mode.POLICY and token not in tokenizer.special_ids:
+                continue
+            content = tokenizer.added[token].content
+            at = position + max(item.text.find(content), 0)
+            row = int(base.labels.rows_at(np.array([at]))[0])
+            code = "TM208" if item.mode is Mode.CONTENT else "TM207"
+            fate = "became a control token" if item.mode is Mode.IDS else "stays ordinary text"
+            place = Place(turn=int(base.labels.message[row]))
+            what = f"{content!r} in {Origin(int(base.labels.origin[row])).label} {fate}"
+            out.append(Finding(code, what, place, data={"id": token}))
+    return out
+
+
+__all__ = ["Assembler", "Reply", "control_text", "lay", "put_reply"]

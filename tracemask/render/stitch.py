@@ -1,0 +1,134 @@
+"""Turns to rows: a turn whose context starts with a whole row extends it, any other forks. Each reply has one owner.
+
+Knows ids and labels; knows no template.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from tracemask.core.finding import Finding
+from tracemask.core.vocab import Fidelity
+from tracemask.render.sample import Drift, Fork
+from tracemask.render.stream import Base, Stream
+
+
+@dataclass
+class Row:
+    """One row under construction. tail: (base, tokens) where the row is exactly the first tokens of a base's stream."""
+
+    number: int
+    fork: Fork | None = None
+    pieces: list[Stream] = field(default_factory=list)
+    owned: list[tuple[int, int]] = field(default_factory=list)
+    tail: tuple[Base, int] | None = None
+    drift: list[Drift] = field(default_factory=list)
+    findings: list[Finding] = field(default_factory=list)
+    fidelities: list[Fidelity] = field(default_factory=list)
+    approximate: bool = False
+    truncated: bool = False
+    stop: str | None = None
+    length: int = 0
+    _ids: np.ndarray = field(default_factory=lambda: np.zeros(256, np.int32))
+
+    @property
+    def ids(self) -> np.ndarray:
+        """The row's ids so far (a view)."""
+        return self._ids[: self.length]
+
+    def append(self, piece: Stream) -> None:
+        """Adds tokens; amortized constant time a token."""
+        end = self.length + len(piece)
+        if end > len(self._ids):
+            grown = np.zeros(max(end, 2 * len(self._ids)), np.int32)
+            grown[: self.length] = self.ids
+            self._ids = grown
+        self._ids[self.length : end] = piece.ids
+        self.length = end
+        self.pieces.append(piece)
+
+    def own(self, start: int, end: int) -> None:
+        """Tokens [start, end) were sampled here and nowhere before."""
+        self.owned.append((start, end))
+
+
+@dataclass
+class Stitcher:
+    """The rows of one trace, in creation order."""
+
+    rows: list[Row] = field(default_factory=list)
+
+    def open(self, context: np.ndarray, base: Base | None, start: int) -> tuple[Row, int]:
+        """(the row that a turn with this context belongs to, how many context tokens it has already).
+
+        base, start: the context is the first `start` tokens of that base's stream. The longest row that the context
+        starts with is extended; else a new row forks from the deepest common prefix.
+        """
+        if base is not None:
+            for row in reversed(self.rows):
+                if row.tail is not None and row.tail[0] is base and row.tail[1] <= start:
+                    return row, row.tail[1]
+        best: Row | None = None
+        for row in self.rows:
+            if (best is None or row.length > best.length) and _starts_with(context, row.ids):
+                best = row
+        if best is not None:
+            return best, best.length
+        return self._fork(context), 0
+
+    def _fork(self, context: np.ndarray) -> Row:
+        fork: Fork | None = None
+        for row in self.rows:
+            shared = common_prefix(context, row.ids)
+            if shared and (fork is None or shared > fork.position):
+                fork = Fork(row.number, shared)
+        row = Row(len(self.rows), fork)
+        self.rows.append(row)
+        return row
+
+
+def _starts_with(context: np.ndarray, ids: np.ndarray) -> bool:
+    return len(ids) <= len(context) and bool(np.array_equal(context[: len(ids)], ids))
+
+
+def common_prefix(left: np.ndarray, right: np.ndarray) -> int:
+    """Length of the longest common prefix of two id arrays."""
+    size = min(len(left), len(right))
+    different = np.flatnonzero(left[:size] != right[:size])
+    return int(different[0]) if len(different) else size
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """A row of a split: ids[T] and mask[T] (1: sampled and owned here), and where it left another row."""
+
+    ids: list[int]
+    mask: list[int]
+    fork: Fork | None
+
+
+def split_steps(steps: Sequence[tuple[Sequence[int], Sequence[int]]]) -> list[Split]:
+    """Rows of (prompt ids, sampled ids) calls in order, by the same rule that rendering uses."""
+    stitcher = Stitcher()
+    for prompt, sampled in steps:
+        context, reply = np.asarray(prompt, np.int32), np.asarray(sampled, np.int32)
+        row, have = stitcher.open(context, None, 0)
+        row.append(_bare(context[have:]))
+        row.own(row.length, row.length + len(reply))
+        row.append(_bare(reply))
+    out: list[Split] = []
+    for row in stitcher.rows:
+        mask = np.zeros(row.length, np.int64)
+        for start, end in row.owned:
+            mask[start:end] = 1
+        out.append(Split(row.ids.tolist(), mask.tolist(), row.fork))
+    return out
+
+
+def _bare(ids: np.ndarray) -> Stream:
+    zeros = np.zeros(len(ids), np.uint8)
+    none = np.full(len(ids), -1, np.int32)
+    return Stream(ids, zeros, zeros, zeros, zeros, none, none, np.full(len(ids), np.nan, np.float32))
