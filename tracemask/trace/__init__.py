@@ -3,6 +3,7 @@
 from tracemask.trace.authors import AuthorRules
 from tracemask.trace.chat import to_chat, trace_to_chat
 from tracemask.trace.model import Message, Trace
+from tracemask.trace.published import schema
 from tracemask.trace.reading import (
     InputFile,
     Reading,
@@ -17,5 +18,5 @@ from tracemask.trace.reading import (
 
 __all__ = [
     "AuthorRules", "InputFile", "Message", "Reading", "Trace", "Unit", "UnitRange", "count_units", "inputs",
-    "read_traces", "read_units", "to_chat", "trace_to_chat", "unit_ranges",
+    "read_traces", "read_units", "schema", "to_chat", "trace_to_chat", "unit_ranges",
 ]  # fmt: skip

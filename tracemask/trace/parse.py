@@ -44,7 +44,8 @@ def _loads_exactly(raw: bytes) -> Any:
     except UnicodeDecodeError as error:
         raise ValueError(f"not UTF-8 at byte {error.start}") from None
     except json.JSONDecodeError as error:
-        raise ValueError(f"{error.msg[0].lower()}{error.msg[1:]} at character {error.pos}") from None
+        reason = error.msg[0].lower() + error.msg[1:].removesuffix(" at")
+        raise ValueError(f"{reason} at character {error.pos}") from None
     except RecursionError:
         raise ValueError("nested too deep") from None
     except ValueError as error:  # integers of more than 4300 digits

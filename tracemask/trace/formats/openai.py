@@ -45,6 +45,7 @@ def read(value: Any, context: Context) -> Iterable[Trace]:
     messages = _messages(row)
     tools = tools_from(row)
     scalars = trace_scalars(row, default_id=context.default_id())
+    scalars["edges"] = row.take_list("edges") or []
     _sampled_columns(row, messages)
     if scalars.get("truncated") is None:
         scalars["truncated"] = cut_short(messages)
