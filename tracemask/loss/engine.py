@@ -1,4 +1,4 @@
-"""Loss and gradient of one micro-batch from hidden states: lines targets up with vocabulary rows and drives the LM head.
+"""Loss and gradient of one micro-batch from hidden states: matches targets to vocabulary rows, drives the LM head.
 
 Denominators are the step's, counted before the forward pass, so that the gradient is the same for any split into
 micro-batches and ranks. Knows no term.

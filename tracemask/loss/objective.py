@@ -27,6 +27,7 @@ class Part:
     component: Component
     keep: Tensor
     weight: Tensor
+    denominator: Tensor  # Z, float64; 1 where not kept
     share: Tensor  # w / Z, float64
     result: TermResult
 
@@ -74,10 +75,10 @@ class Objective:
             below = torch.full_like(weight, float(self.counts[component.name]))
         else:
             below = t.denominator[component.name][lo:hi].double()
-        share = torch.where(keep, weight / torch.where(keep, below, 1), 0)
+        below = torch.where(keep, below, 1)
         given = restrict(self._inputs(component.cap, lp, entropy, lo, hi), keep)
         result = component(torch.where(keep, lp, 0), given, separate_old=t.old_logprob is not None)
-        return Part(component, keep, weight, share, result)
+        return Part(component, keep, weight, below, torch.where(keep, weight / below, 0), result)
 
     def _inputs(self, cap: float, lp: Tensor, entropy: Tensor | None, lo: int, hi: int) -> TermInputs:
         t = self.targets
@@ -136,17 +137,13 @@ class Objective:
             sign = self.targets.advantages
             sign = None if sign is None else torch.where(part.keep, sign, 0)
             tally_component(tally, part.component.name, part.result, part.keep, sign, self.targets.tokens)
-            raw += [
-                _dot(part.weight, part),
-                _dot(part.share, part),
-                part.weight.double().sum(),
-                part.share.double().sum(),
-            ]
+            raw += [_dot(part.weight, part), _dot(part.share, part), *_denominator(part)]
         numbers = iter(torch.stack(raw).tolist())
         values = {}
         for part in parts:
-            total, value, weight, share = (next(numbers) for _ in range(4))
-            values[part.component.name] = ComponentValue(total, weight / share if share else 0.0, value)
+            total, value, low, high, mean = (next(numbers) for _ in range(5))
+            below = 0.0 if low > high else (low if low == high else mean)
+            values[part.component.name] = ComponentValue(total, below, value)
         self._overall(tally, lp, entropy, parts)
         return values, tally
 
@@ -213,6 +210,16 @@ class Objective:
 def _dot(scale: Tensor, part: Part) -> Tensor:
     """Σ scale·term over kept targets in float64; a masked target's value is never multiplied."""
     return torch.where(part.keep, scale * part.result.loss.double(), 0).sum()
+
+
+def _denominator(part: Part) -> tuple[Tensor, Tensor, Tensor]:
+    """Smallest, largest and weighted harmonic mean denominator of the kept targets; smallest > largest where none is."""
+    if not len(part.keep):
+        zero = part.share.sum()
+        return zero, zero - 1, zero
+    low = torch.where(part.keep, part.denominator, float("inf")).amin()
+    high = torch.where(part.keep, part.denominator, float("-inf")).amax()
+    return low, high, part.weight.sum() / part.share.sum()
 
 
 def _slopes(parts: list[Part], lp: Tensor) -> tuple[Tensor, Tensor | None]:
