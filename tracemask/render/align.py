@@ -1,4 +1,4 @@
-"""Authorship for engine ids whose text is not, or not quite, what the template renders. Compares bytes, changes no id."""
+"""Authorship for engine ids whose text may differ from what the template renders. Compares bytes, changes no id."""
 
 from __future__ import annotations
 

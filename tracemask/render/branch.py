@@ -118,8 +118,7 @@ class _Work:
     findings: list[Finding] = field(default_factory=list)
     chosen: dict[int, int] = field(default_factory=dict)
     regions: dict[tuple[int, int], Region | None] = field(default_factory=dict)
-    settled: int = 0  # messages before it stand in the full render as they stood when the policy read them
-    complete: int = 0  # messages from `settled` to here lost nothing in the full render
+    settled: dict[int, int] = field(default_factory=dict)  # render → messages before it stand as the policy read them
 
     def choose(self) -> None:
         """Fills `chosen`: reply → end of the render that it is read from."""
@@ -175,34 +174,48 @@ class _Work:
     # -------------------------------------------------------------- sampled replies
 
     def _context_end(self, k: int) -> int:
-        """The render whose beginning is what the template wrote when reply k was sampled."""
-        full = len(self.messages)
-        after_reply = k > 0 and self.messages[k - 1].role == "assistant"
-        if not after_reply and (k + 1 == full or self._trusted(full, k)):
+        """The render that begins as the template wrote when reply k was sampled, and still says what it said."""
+        full, own = len(self.messages), k + 1
+        if not self._shows_context(full, k):
+            segment = self._segment_end(k)
+            return segment if segment < full and self._shows_context(segment, k) and self._whole(segment, k) else own
+        if self._whole(full, k):
             return full
+        segment = self._segment_end(k)
+        return segment if segment < full and self._shows_context(segment, k) and self._whole(segment, k) else own
+
+    def _whole(self, end: int, k: int) -> bool:
+        return not self._lost(end, k)
+
+    def _shows_context(self, end: int, k: int) -> bool:
+        """What stands before reply k in the render of [0, end) is what stood there when it was sampled."""
+        after_reply = k > 0 and self.messages[k - 1].role == "assistant"
+        if not after_reply and (k + 1 == end or self._trusted(end, k)):
+            return True
         self.conversation.counter.fallbacks += 1
         try:
             context = self.conversation.layout(k, prompt=True).text
         except RenderError:
-            return full
-        region = self.region(full, k)
-        if region is not None and self.conversation.layout(full).text.startswith(context):
-            self.settled = k
-            return full
-        segment = self._segment_end(k)
-        if segment < full and self.conversation.layout(segment).text.startswith(context):
-            return segment
-        return k + 1
+            return k + 1 == end
+        region = self.region(end, k)
+        if region is None or self.conversation.layout(end).text[: region.prompt_end] != context:
+            return False
+        self.settled[end] = k
+        return True
 
     def _trusted(self, end: int, k: int) -> bool:
-        """The template is prefix-stable, and nothing that stands before reply k was dropped since."""
-        if not self.planner.stability.stable(self.conversation):
+        """The template only appends, and nothing that stands before reply k in this render was dropped since."""
+        within = end < len(self.messages) or end == self._segment_end(k)
+        if not self.planner.stability.stable(self.conversation, within=within):
             return False
-        at = max(self.settled, self.complete)
+        at = max(self.settled.get(end, 0), self._segment_start(k) if within else 0)
         while at < k and not self._lost(end, at):
             at += 1
-        self.complete = at
+        self.settled[end] = max(at, self.settled.get(end, 0))
         return at >= k
+
+    def _segment_start(self, k: int) -> int:
+        return next((before for before in range(k - 1, -1, -1) if self.messages[before].role == "user"), 0)
 
     # -------------------------------------------------------------- result
 
@@ -255,15 +268,23 @@ class _Work:
                 continue
             reply = replies.get(k)
             if reply is not None:
-                spoken = self._spoken(reply)
-                if spoken == layout.text[region.start : region.end]:
+                region, said = self._matched(layout, region, reply)
+                if said:
                     verbatim.add(k)
-                elif spoken is not None and spoken == layout.text[region.start : region.stop]:
-                    verbatim.add(k)
-                    region = replace(region, end=region.stop, stop_id=None)
             regions.append(region)
             at = region.end
         return BasePlan(layout, regions, frozenset(verbatim))
+
+    def _matched(self, layout: Layout, region: Region, reply: Reply) -> tuple[Region, bool]:
+        """The region in which the render says what the engine sampled, with or without an empty reasoning block that
+        the template adds, with or without a stop; (the region from the prompt on, False) where it does not."""
+        spoken = self._spoken(reply)
+        for start in dict.fromkeys((region.prompt_end, region.start)):
+            if spoken == layout.text[start : region.end]:
+                return replace(region, start=start), True
+            if spoken == layout.text[start : region.stop]:
+                return replace(region, start=start, end=region.stop, stop_id=None), True
+        return replace(region, start=region.prompt_end), False
 
     def _spoken(self, reply: Reply) -> str | None:
         table = self.planner.tokenizer.id_table

@@ -32,7 +32,7 @@ CALL_TAGS = (
     ("<|python_tag|>", None),
     ("<|channel|>commentary to=", None),
 )
-_CLOSER = {opener: closer for opener, closer in (*REASONING_TAGS, *CALL_TAGS)}
+_CLOSER: dict[str, str | None] = dict((*REASONING_TAGS, *CALL_TAGS))
 _PART = {opener: Part.REASONING for opener, _ in REASONING_TAGS} | {opener: Part.TOOL_CALL for opener, _ in CALL_TAGS}
 _OPENER = re.compile("|".join(re.escape(tag) for tag in sorted(_PART, key=len, reverse=True)))
 _EMPTY = re.compile(
@@ -41,7 +41,7 @@ _EMPTY = re.compile(
 
 
 def empty_reasoning(text: str, start: int, end: int) -> int:
-    """Where a leading reasoning block of tags and white space alone ends in text[start:end]; `start` if there is none."""
+    """Where a leading reasoning block of tags and white space alone ends in text[start:end]; else `start`."""
     match = _EMPTY.match(text, start, end)
     return match.end() if match else start
 

@@ -1,4 +1,4 @@
-"""Traces to samples: the room's front. Composes template, tokenizer, turns and rows; knows no weight and no file format."""
+"""Traces to samples: the room's front. Composes template, tokenizer, turns and rows; knows no weight."""
 
 from __future__ import annotations
 

@@ -126,7 +126,7 @@ class _Trace:
         for region in base.regions.values():
             if have and region.end <= turn.region.start and region.message < turn.k:
                 at = region.end
-        text = base.layout.text[at : turn.region.start]
+        text = base.layout.text[at : turn.region.prompt_end]
         stream, differs = align_context(self.tools.tokenizer, self.tools.control, ids, text, at, base.labels)
         if differs >= 0:
             self._context_drift(base, turn, row, stream, differs)
@@ -174,10 +174,9 @@ class _Trace:
         if turn.reply is None:
             return
         region, rendered = turn.region, []
-        end = region.end if turn.k not in base.verbatim else base.regions[turn.k].end
-        for _, item in runs_of(base.layout, region.start, end, Mode.POLICY):
+        for _, item in runs_of(base.layout, region.start, region.end, Mode.POLICY):
             rendered += [item] if isinstance(item, int) else self.tools.encoder.get(item).ids.tolist()
-        ids = [token for token in turn.reply.ids.tolist()]
+        ids: list[int] = turn.reply.ids.tolist()
         if any(token >= self.tools.tokenizer.size for token in ids):
             return
         found = compare(self.tools.tokenizer, ids, rendered)

@@ -29,6 +29,17 @@ _CHATS: tuple[list[dict[str, Any]], ...] = (
         {"role": "assistant", "content": "an answer"},
     ],
 )
+_SEGMENT: list[dict[str, Any]] = [
+    {"role": "user", "content": "first question"},
+    {"role": "assistant", "content": "first answer", "reasoning_content": "first thought"},
+    {"role": "user", "content": "second question"},
+    {"role": "assistant", "content": "", "reasoning_content": "second thought", "tool_calls": [_CALL]},
+    {"role": "tool", "content": "a result", "tool_call_id": "call00001", "name": "probe"},
+    {"role": "assistant", "content": "again", "reasoning_content": "third thought", "tool_calls": [_CALL]},
+    {"role": "tool", "content": "a result", "tool_call_id": "call00001", "name": "probe"},
+    {"role": "assistant", "content": "an answer", "reasoning_content": "last thought"},
+]
+_SEGMENT_START = 3
 
 
 @dataclass
@@ -38,21 +49,24 @@ class Stability:
     open: Callable[[list[dict[str, Any]], Conversation], Conversation]
     _known: dict[str, bool] = field(default_factory=dict)
 
-    def stable(self, conversation: Conversation) -> bool:
-        """True where probes that lose no text keep every prefix."""
+    def stable(self, conversation: Conversation, *, within: bool = False) -> bool:
+        """True where probes that lose no text keep every prefix; within: as long as no user message is added."""
         system = conversation.chat[:1] if conversation.chat and conversation.chat[0].get("role") == "system" else []
-        key = fingerprint(dict(conversation.kwargs), bool(conversation.tools), bool(system))
+        key = fingerprint(dict(conversation.kwargs), bool(conversation.tools), bool(system), within)
         if key not in self._known:
-            verdicts = [self._probe(self.open([*system, *chat], conversation)) for chat in _CHATS]
+            chats = [(_SEGMENT, _SEGMENT_START), (_CHATS[1], 0)] if within else [(chat, 0) for chat in _CHATS]
+            verdicts = [
+                self._probe(self.open([*system, *chat], conversation), len(system) + start) for chat, start in chats
+            ]
             self._known[key] = False not in verdicts and True in verdicts
         return self._known[key]
 
-    def _probe(self, probe: Conversation) -> bool | None:
+    def _probe(self, probe: Conversation, first: int) -> bool | None:
         """None where the template refuses the probe."""
         count = len(probe)
         try:
             full = probe.layout(count)
-            for k in range(count):
+            for k in range(first, count):
                 if probe.chat[k]["role"] != "assistant":
                     continue
                 start = full.extents[k].first

@@ -101,10 +101,12 @@ def runs_of(layout: Layout, start: int, end: int, mode: Mode) -> Iterator[tuple[
 
 def pieces_of(layout: Layout, regions: Sequence[Region], modes: Mapping[int, Mode], context: Mode,
               verbatim: frozenset[int] = frozenset()) -> Iterator[tuple[int, int, Run | int | Region]]:  # fmt: skip
-    """(reply or -1, position, run | id | region taken verbatim) of a whole render, cut at both edges of each region."""
+    """(reply or -1, position, run | id | verbatim region) of a render, cut at both edges of each region."""
     at = 0
     for region in regions:
-        for position, item in runs_of(layout, at, region.start, context):
+        # A block that the template puts between prompt and reply was never before the eyes of an engine that sampled.
+        context_end = region.prompt_end if region.message in verbatim else region.start
+        for position, item in runs_of(layout, at, context_end, context):
             yield -1, position, item
         if region.message in verbatim:
             yield region.message, region.start, region

@@ -1,4 +1,4 @@
-"""A tokenizer as rendering needs it: ids with and without control tokens, bytes, stops, a fingerprint. Knows no template."""
+"""A tokenizer as rendering needs it: ids, bytes, stops, control tokens, a fingerprint. Knows no template."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the policy sampled in a rendered text: from the generation prompt's end to the first stop. Knows no token stream."""
+"""What the policy sampled in a render: from the generation prompt's end to the first stop. Knows no token stream."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tracemask.core.errors import RenderError
-from tracemask.core.fingerprint import fingerprint
 from tracemask.core.finding import Finding, Place
-from tracemask.render.conversation import Conversation
+from tracemask.core.fingerprint import fingerprint
 from tracemask.render.control import Control
+from tracemask.render.conversation import Conversation
 from tracemask.render.layout import Layout
 from tracemask.render.parts import empty_reasoning, open_reasoning
 
@@ -35,10 +35,12 @@ class Prompt:
 class Region:
     """Characters [start, end) of a rendered text that one reply stands for; [stop, end) is its stop, empty if none.
 
+    prompt_end: where the generation prompt ends; up to `start` follows an empty reasoning block of the template's own.
     opened: the closer of a reasoning block that the prompt left open. stopped_early: a stop stands inside.
     """
 
     message: int
+    prompt_end: int
     start: int
     stop: int
     end: int
@@ -65,13 +67,14 @@ class Turns:
         if extent.first < 0:
             return None
         prompt = self.prompt(conversation, k)
-        start, fits = self._start(layout, k, prompt)
-        literal_end = extent.own_first if extent.own_first >= start else extent.last
-        start = max(start, empty_reasoning(layout.text, start, literal_end))
+        prompt_end, fits = self._start(layout, k, prompt)
+        literal_end = extent.own_first if extent.own_first >= prompt_end else extent.last
+        start = max(prompt_end, empty_reasoning(layout.text, prompt_end, literal_end))
         stop, end, stop_id = self._end(layout, k, start, cut_short)
         inside = layout.marks[bisect_left(layout.mark_starts, start) : bisect_left(layout.mark_starts, stop)]
         return Region(
             message=k,
+            prompt_end=prompt_end,
             start=start,
             stop=stop,
             end=end,

@@ -19,7 +19,7 @@ class Backend(Protocol):
 
 
 BackendFactory = Callable[[bytes], Backend]
-"""Builds a backend from the bytes of a tokenizer.json without padding and truncation. Raises MissingExtra, RenderError."""
+"""Builds a backend from a tokenizer.json (no padding, no truncation). Raises MissingExtra, RenderError."""
 
 BACKENDS: Table[BackendFactory] = Table(
     "tokenizer backend",
