@@ -85,12 +85,12 @@ def build(config: TrainConfig, loader: Any, world: World) -> Policies:
     _check_vocabulary(vocab, loader)
     model.to(world.device)
     probe(model, vocab=vocab)
+    if config.gradient_checkpointing:
+        _checkpoint_activations(model)
     adapters_off = False
     if config.lora is not None:
         model = _with_adapters(model, config.lora)
         adapters_off = config.reference == "initial"
-    if config.gradient_checkpointing:
-        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     parallel = _parallel(config, world)
 
     def wrapped(inner: PolicyStep) -> nn.Module:
@@ -159,6 +159,12 @@ def _check_vocabulary(vocab: int, loader: Any) -> None:
             what=f"the model knows {vocab} ids, the shards' tokenizer has {stated}",
             fix="train the model that sampled the shards",
         )
+
+
+def _checkpoint_activations(model: Any) -> None:
+    """By whichever name this transformers has."""
+    enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
+    enable({"use_reentrant": False})
 
 
 def _with_adapters(model: Any, lora: Lora) -> Any:

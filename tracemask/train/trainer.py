@@ -174,9 +174,7 @@ class _Run:
         loaded = self.loader.step(index)
         for finding in loaded.findings:
             self.findings.setdefault(f"{finding.code} {finding.message}", finding)
-        count = self.world.largest(len(loaded.works))
-        empty = dummy(list(self.recipe.components), device=self.world.device, dtype=self.loader.dtype)
-        works = [*loaded.works, *[empty] * (count - len(loaded.works))]
+        works = padded(self.loader, loaded)
         values: dict[str, float] = dict(loaded.facts)
         if any(loaded.counts.values()):
             works = self.policies.with_reference(works, self.world)
@@ -188,7 +186,7 @@ class _Run:
         seconds = time.monotonic() - started
         values |= {f"selected/{name}": float(n) for name, n in loaded.counts.items()}
         values |= {
-            "micro_batches": float(count),
+            "micro_batches": float(len(works)),
             "seconds": seconds,
             "tokens_per_second": loaded.facts["tokens"] / seconds,
         }
@@ -221,15 +219,7 @@ class _Run:
         """One optimizer step over all micro-batches; the metrics of this pass."""
         self.module.train()
         rate = self._rate(update)
-        pairs: Pairs = {}
-        undo = float(self.world.size) if is_ddp(self.module) else 1.0
-        for at, work in enumerate(works):
-            with no_sync(self.module, last=at == len(works) - 1):
-                total, output = self.module(work, entropy=True)
-                (total * undo).backward()
-            add(pairs, output.metrics)
-            add(pairs, {f"{name}/max": (value, 1.0) for name, value in output.maxima.items()})
-            add(pairs, {f"loss/{name}": (one.value, 0.0) for name, one in output.components.items()})
+        pairs = accumulate(self.module, works, self.world)
         norm = clip(self.parameters, self.config.clip_norm)
         if not math.isfinite(norm):
             raise TrainError(
@@ -298,6 +288,27 @@ class _Run:
             folder, module=self.module, model=self.policies.model, source=self.config.model, world=self.world
         )
         return str(folder)
+
+
+def padded(loader: Loader, loaded: Loaded) -> list[Work]:
+    """This rank's micro-batches and as many empty ones as the busiest rank has more. Collective."""
+    missing = loader.world.largest(len(loaded.works)) - len(loaded.works)
+    empty = dummy(list(loader.recipe.components), device=loader.world.device, dtype=loader.dtype)
+    return [*loaded.works, *[empty] * missing]
+
+
+def accumulate(module: nn.Module, works: list[Work], world: World) -> Pairs:
+    """Backward over all micro-batches: gradients become the step's own, over all ranks. Returns this rank's metrics."""
+    pairs: Pairs = {}
+    undo = float(world.size) if is_ddp(module) else 1.0
+    for at, work in enumerate(works):
+        with no_sync(module, last=at == len(works) - 1):
+            total, output = module(work, entropy=True)
+            (total * undo).backward()
+        add(pairs, output.metrics)
+        add(pairs, {f"{name}/max": (value, 1.0) for name, value in output.maxima.items()})
+        add(pairs, {f"loss/{name}": (one.value, 0.0) for name, one in output.components.items()})
+    return pairs
 
 
 def _dump(config: TrainConfig) -> dict[str, Any]:

@@ -1,0 +1,381 @@
+"""Runs end to end on synthetic shards: gradients, resume, options, refusals."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from train_models import rollouts, write
+
+from tracemask.core.errors import RecipeError, TracemaskError, UsageError
+from tracemask.train.build import build
+from tracemask.train.config import TrainConfig
+from tracemask.train.distributed import World
+from tracemask.train.loader import prepare
+from tracemask.train.trainer import StepReport, accumulate, dry_run, loader_of, padded, train
+
+UNTIMED = ("seconds", "tokens_per_second")
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return write(tmp_path_factory.mktemp("data") / "shards", rollouts())
+
+
+def config(data: str, out: Path, **changes: Any) -> TrainConfig:
+    base: dict[str, Any] = {
+        "data": [data],
+        "init_tiny": True,
+        "recipe": "grpo",
+        "out": str(out),
+        "steps": 4,
+        "groups_per_step": 2,
+        "tokens_per_batch": 120,
+        "lr": 1e-3,
+        "export": False,
+    }
+    return TrainConfig.of({**base, **changes})
+
+
+def lines(out: Path) -> list[dict[str, Any]]:
+    """The metrics lines without what a clock decides."""
+    found = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    return [{name: value for name, value in one.items() if name not in UNTIMED} for one in found]
+
+
+def weights(out: Path) -> dict[str, Tensor]:
+    from safetensors.torch import load_file
+
+    return load_file(str(out / "model" / "model.safetensors"))
+
+
+def by_hand(model: Any, data: str, rows: list[int]) -> tuple[float, list[Tensor]]:
+    """DAPO on these rows in plain torch: group mean and std, clipped ratio, mean over all sampled tokens."""
+    from tracemask.store.reader import open_dataset
+
+    model.set_attn_implementation("sdpa")
+    found = [open_dataset(data).row(row) for row in rows]
+    rewards: dict[str, dict[str, float]] = {}
+    for row in found:
+        rewards.setdefault(row.scalars["group_id"], {})[row.scalars["trace_id"]] = row.scalars["reward"]
+    count = sum(int(row["sampled"][1:].sum()) for row in found)
+    total = torch.zeros((), dtype=torch.float64)
+    for row in found:
+        ids = torch.from_numpy(row["token_ids"].astype(np.int64))
+        group = np.asarray(list(rewards[row.scalars["group_id"]].values()))
+        spread = group.std(ddof=1)
+        advantage = 0.0 if spread == 0 else (row.scalars["reward"] - group.mean()) / (spread + 1e-6)
+        logits = model(ids[None], use_cache=False).logits[0, :-1].log_softmax(-1)
+        lp = logits.gather(1, ids[1:, None])[:, 0]
+        keep = torch.from_numpy(row["sampled"][1:].copy())
+        old = torch.where(keep, torch.from_numpy(row["logprob"][1:].astype(np.float64)), 0.0)
+        ratio = torch.where(keep, lp - old, 0.0).exp()
+        term = -torch.minimum(ratio * advantage, ratio.clamp(0.8, 1.28) * advantage)
+        total = total + torch.where(keep, term, 0.0).sum() / count
+    return float(total.detach()), list(torch.autograd.grad(total, list(model.parameters())))
+
+
+def test_the_gradient_of_a_step_equals_plain_torch_in_float64(data: str, tmp_path: Path) -> None:
+    settings = config(data, tmp_path, recipe="dapo", dtype="float64")
+    loader = loader_of(settings, World())
+    policies = build(settings, loader, World())
+    pairs = accumulate(policies.module, padded(loader, loader.step(0)), World())
+    got = [parameter.grad.clone() for parameter in policies.model.parameters()]
+    rows = [row for group in loader.rows_of(0) for row in group]
+    value, expected = by_hand(policies.model, data, rows)
+    assert abs(pairs["loss/rl"][0] - value) < 1e-12
+    scale = max(float(one.abs().max()) for one in expected)
+    # the model's own RMSNorm computes in float32: its floor, not ours
+    assert max(float((a - b).abs().max()) for a, b in zip(got, expected, strict=True)) / scale < 1e-6
+
+
+@pytest.mark.parametrize("changes", [{"packing": "tree"}, {"tokens_per_batch": 70}, {"gradient_checkpointing": True}])
+def test_packing_and_micro_batches_leave_the_gradient_alone(data: str, tmp_path: Path, changes: dict[str, Any]) -> None:
+    found = []
+    for options in ({"packing": "rows", "tokens_per_batch": 4000}, changes):
+        settings = config(data, tmp_path, dtype="float64", groups_per_step=4, **options)
+        loader = loader_of(settings, World())
+        policies = build(settings, loader, World())
+        accumulate(policies.module, padded(loader, loader.step(0)), World())
+        found.append([parameter.grad for parameter in policies.model.parameters()])
+    scale = max(float(one.abs().max()) for one in found[0])
+    assert max(float((a - b).abs().max()) for a, b in zip(*found, strict=True)) / scale < 1e-6
+
+
+def test_a_run_cut_short_continues_bit_for_bit(data: str, tmp_path: Path) -> None:
+    options: dict[str, Any] = {"save_every": 2, "steps": 5, "export": True, "schedule": "cosine", "warmup_steps": 2}
+    train(config(data, tmp_path / "whole", **options))
+
+    def stop(report: StepReport) -> None:
+        if report.step == 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train(config(data, tmp_path / "cut", **options), observer=stop)
+    assert [one["step"] for one in lines(tmp_path / "cut")] == [1, 2, 3]
+    half = tmp_path / "cut" / "checkpoints" / ".step-00000004.tmp"
+    half.mkdir()
+    (half / "__0_0.distcp").write_bytes(b"half a checkpoint")
+    seen: list[int] = []
+    train(config(data, tmp_path / "cut", **options), observer=lambda report: seen.append(report.step))
+    assert seen == [3, 4, 5]  # step 3 is done again: its checkpoint was never written
+    assert lines(tmp_path / "cut") == lines(tmp_path / "whole")
+    whole, cut = weights(tmp_path / "whole"), weights(tmp_path / "cut")
+    assert whole.keys() == cut.keys()
+    assert all(torch.equal(whole[name], cut[name]) for name in whole)
+
+
+_KILLED = """
+import os, signal, sys
+from tracemask.train.config import TrainConfig
+from tracemask.train.trainer import train
+def stop(report):
+    if report.step == 3:
+        os.kill(os.getpid(), signal.SIGKILL)
+train(TrainConfig.model_validate_json(sys.argv[1]), observer=stop)
+"""
+
+
+def test_a_killed_process_continues_bit_for_bit(data: str, tmp_path: Path) -> None:
+    options: dict[str, Any] = {"save_every": 1, "export": True}
+    settings = config(data, tmp_path / "killed", **options)
+    env = {**os.environ, "OMP_NUM_THREADS": str(torch.get_num_threads())}
+    run = subprocess.run([sys.executable, "-c", _KILLED, settings.model_dump_json()], env=env, timeout=120, check=False)
+    assert run.returncode == -signal.SIGKILL
+    train(settings)
+    train(config(data, tmp_path / "whole", **options))
+    assert lines(tmp_path / "killed") == lines(tmp_path / "whole")
+    assert all(
+        torch.equal(one, weights(tmp_path / "whole")[name]) for name, one in weights(tmp_path / "killed").items()
+    )
+
+
+def test_a_finished_run_is_not_trained_again(data: str, tmp_path: Path) -> None:
+    train(config(data, tmp_path, steps=2))
+    result = train(config(data, tmp_path, steps=2))
+    assert result.metrics == {}
+    assert [one["step"] for one in lines(tmp_path)] == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [({"seed": 5}, "seed"), ({"groups_per_step": 1}, "groups_per_step"), ({"recipe": "dapo"}, "recipe")],
+)
+def test_a_checkpoint_of_another_order_or_recipe_is_refused(
+    data: str, tmp_path: Path, changes: dict[str, Any], named: str
+) -> None:
+    train(config(data, tmp_path, steps=1))
+    with pytest.raises(TracemaskError, match=f"TM961.*{named}"):
+        train(config(data, tmp_path, steps=2, **changes))
+    with pytest.raises(TracemaskError, match="TM961"):
+        train(config(data, tmp_path, steps=2, resume="never"))
+
+
+def test_a_damaged_checkpoint_is_a_coded_error(data: str, tmp_path: Path) -> None:
+    train(config(data, tmp_path, steps=1))
+    (tmp_path / "checkpoints" / "step-00000001" / "__0_0.distcp").write_bytes(b"")
+    with pytest.raises(TracemaskError, match="TM961"):
+        train(config(data, tmp_path, steps=2))
+
+
+def test_transformers_loads_the_exported_model(data: str, tmp_path: Path) -> None:
+    from transformers import AutoModelForCausalLM
+
+    result = train(config(data, tmp_path, steps=1, export=True))
+    assert result.exported is not None
+    model = AutoModelForCausalLM.from_pretrained(result.exported)
+    assert model.lm_head.weight is model.model.embed_tokens.weight
+    assert "lm_head.weight" not in weights(tmp_path)
+    assert model.config._attn_implementation in ("sdpa", "eager")
+    train(config(data, tmp_path / "next", steps=1, init_tiny=False, model=result.exported))
+
+
+def test_several_updates_share_the_old_log_probs_of_the_batch_start(data: str, tmp_path: Path) -> None:
+    result = train(config(data, tmp_path, steps=1, updates_per_batch=3, lr=1e-2))
+    assert result.metrics["old_at_start"] == 1.0
+    assert result.metrics["rl/ratio"] != 1.0  # the third pass compares with the first
+    once = train(config(data, tmp_path / "once", steps=1, old="start"))
+    assert once.metrics["rl/ratio/max"] == pytest.approx(1.0, abs=1e-6)
+
+
+def test_log_probs_that_the_shards_lack_are_read_at_the_start(tmp_path: Path) -> None:
+    rows = rollouts(groups=2)
+    for row in rows:
+        row.columns["logprob"] = np.full(len(row), np.nan, np.float32)
+    result = train(config(write(tmp_path / "shards", rows), tmp_path / "out", steps=1))
+    assert result.metrics["old_at_start"] == 1.0
+    assert result.metrics["rl/ratio/max"] == pytest.approx(1.0, abs=1e-6)
+
+
+def test_the_reference_is_the_model_as_it_was_at_the_start(data: str, tmp_path: Path) -> None:
+    seen: list[float] = []
+    train(
+        config(data, tmp_path, recipe="grpo_kl", reference="initial", lr=1e-2),
+        observer=lambda report: seen.append(report.metrics["ref/k3"]),
+    )
+    assert seen[0] == pytest.approx(0.0, abs=1e-9)
+    assert seen[-1] > 1e-4
+
+
+def test_a_recipe_with_a_reference_is_refused_without_one(data: str, tmp_path: Path) -> None:
+    with pytest.raises(TracemaskError, match="TM603.*reference"):
+        train(config(data, tmp_path, recipe="grpo_kl"))
+
+
+def test_a_step_with_nothing_selected_has_loss_zero_and_moves_nothing(tmp_path: Path) -> None:
+    rows = rollouts(groups=2)
+    for row in rows:
+        row.scalars["reward"] = 1.0
+    data = write(tmp_path / "shards", rows)
+    recipe = {
+        "name": "strict",
+        "advantage": {"estimator": "group_mean"},
+        "components": {"rl": {"term": "reinforce", "zero_advantage": "drop"}},
+    }
+    result = train(config(data, tmp_path / "out", recipe=recipe, steps=1, export=True, weight_decay=0.1))
+    assert result.metrics["selected/rl"] == 0
+    assert result.metrics["grad_norm"] == 0.0
+    assert [one.code for one in result.findings] == ["TM601"]
+    before = train(config(data, tmp_path / "before", recipe=recipe, steps=1, lr=0.0, export=True))
+    assert before.steps == 1
+    assert all(torch.equal(one, weights(tmp_path / "before")[name]) for name, one in weights(tmp_path / "out").items())
+
+
+def test_old_tokens_are_masked_by_the_staleness_limit(tmp_path: Path) -> None:
+    rows = rollouts(groups=2, fork=False)
+    for at, row in enumerate(rows):
+        row.columns["policy_version"] = np.full(len(row), 3 if at % 2 else 7, np.int32)
+    data = write(tmp_path / "shards", rows)
+    whole = train(config(data, tmp_path / "all", steps=1))
+    part = train(config(data, tmp_path / "part", steps=1, policy_version=8, max_staleness=2))
+    assert 0 < part.metrics["selected/rl"] < whole.metrics["selected/rl"]
+
+
+@pytest.mark.parametrize("overlong", ["truncate", "skip"])
+def test_long_rollouts_are_cut_or_left_out_and_counted(data: str, tmp_path: Path, overlong: str) -> None:
+    with pytest.raises(TracemaskError, match="TM602"):
+        train(config(data, tmp_path / "error", tokens_per_batch=30, packing="rows"))
+    result = train(config(data, tmp_path / overlong, tokens_per_batch=30, packing="rows", overlong=overlong, steps=2))
+    assert "TM602" in [one.code for one in result.findings]
+
+
+def test_prepared_batches_add_up_to_the_step(data: str, tmp_path: Path) -> None:
+    settings = config(data, tmp_path, groups_per_step=4, shuffle=False)
+    loader = loader_of(settings, World())
+    policies = build(settings, loader, World())
+    expected = accumulate(policies.module, padded(loader, loader.step(0)), World())["loss/rl"][0]
+    batches = list(prepare(data, "grpo", tokens_per_batch=90))
+    assert len(batches) > 1
+    for packed in ("rows", "tree"):
+        total = 0.0
+        for batch in prepare(data, "grpo", tokens_per_batch=150, packing=packed):
+            from tracemask.train.attention import Plan
+            from tracemask.train.step import Work
+            from tracemask.train.tree import Layout
+
+            layout = Layout(
+                *(getattr(batch, name).numpy() for name in ("input_ids", "positions", "parent", "exit", "cu_seqlens")),
+                (),
+            )
+            from tracemask.train.attention import plan_of
+
+            plan: Plan = plan_of(layout)
+            total += float(policies.module(Work(batch, plan))[0].detach())
+        assert total == pytest.approx(expected, abs=1e-6)
+
+
+def test_the_plan_counts_what_the_run_will_do(data: str, tmp_path: Path) -> None:
+    settings = config(data, tmp_path, steps=None, epochs=2.0)
+    plan = dry_run(settings)
+    assert (plan.rows, plan.rollouts, plan.groups) == (20, 16, 4)
+    assert (plan.steps, plan.steps_per_epoch) == (4, 2)
+    assert plan.slots < plan.tokens
+    assert plan.first_step["rl"]["selected"] > 0
+    assert not (tmp_path / "metrics.jsonl").exists()
+    assert all(isinstance(text, str) for _, text in plan.lines())
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"model": "x"}, "either model or init_tiny"),
+        ({"epochs": 1.0}, "not both"),
+        ({"max_staleness": 1}, "policy_version"),
+        ({"updates_per_batch": 2, "old": "sampler"}, "old log-probs"),
+        ({"packing": "sideways"}, "packing"),
+        ({"learning_rate": 1.0}, "learning_rate"),
+    ],
+)
+def test_options_that_contradict_each_other_are_named(
+    data: str, tmp_path: Path, changes: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(UsageError, match=f"TM900.*{words}"):
+        config(data, tmp_path, **changes)
+
+
+def test_a_configuration_file_and_flags_on_top(data: str, tmp_path: Path) -> None:
+    file = tmp_path / "run.toml"
+    file.write_text(f'data = ["{data}"]\ninit_tiny = true\nsteps = 3\nlr = 0.5\n[lora]\nrank = 4\n')
+    loaded = TrainConfig.load(file, lr=0.25, steps=None)
+    assert (loaded.lr, loaded.steps, loaded.lora.rank if loaded.lora else None) == (0.25, 3, 4)
+    with pytest.raises(UsageError, match="TM901"):
+        TrainConfig.load(tmp_path / "missing.toml")
+
+
+def test_rollouts_without_rewards_are_a_coded_error(tmp_path: Path) -> None:
+    rows = rollouts(groups=1)
+    for row in rows:
+        row.scalars["reward"] = None
+    with pytest.raises(RecipeError, match="TM603"):
+        train(config(write(tmp_path / "shards", rows), tmp_path / "out"))
+
+
+def test_more_steps_than_one_epoch_see_every_group_again_in_another_order(data: str, tmp_path: Path) -> None:
+    loader = loader_of(config(data, tmp_path, groups_per_step=1), World())
+    epochs = [[loader.rows_of(epoch * 4 + k)[0][0] for k in range(4)] for epoch in range(3)]
+    assert all(sorted(one) == sorted(epochs[0]) for one in epochs)
+    assert len({tuple(one) for one in epochs}) > 1
+
+
+@pytest.mark.filterwarnings("ignore")  # peft calls what transformers deprecates
+def test_lora_trains_adapters_alone_and_its_reference_is_the_base(data: str, tmp_path: Path) -> None:
+    pytest.importorskip("peft")
+    options: dict[str, Any] = {"lora": {"rank": 2}, "recipe": "grpo_kl", "reference": "initial", "lr": 1e-2}
+    seen: list[float] = []
+    settings = config(data, tmp_path, save_every=2, export=True, **options)
+    result = train(settings, observer=lambda report: seen.append(report.metrics["ref/k3"]))
+    assert seen[0] == pytest.approx(0.0, abs=1e-9)
+    assert seen[-1] > 1e-6
+    assert result.exported is not None
+    names = os.listdir(result.exported)
+    assert "adapter_model.safetensors" in names
+    assert "model.safetensors" not in names
+    again = train(config(data, tmp_path, save_every=2, **{**options, "steps": 5}))
+    assert again.metrics["ref/k3"] > 1e-6
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_tensorboard_gets_the_same_numbers(data: str, tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
+    train(config(data, tmp_path, steps=2, tensorboard=True))
+    assert list((tmp_path / "tensorboard").iterdir())
+
+
+def _observe(into: list[StepReport]) -> Callable[[StepReport], None]:
+    return into.append
+
+
+def test_each_component_is_reported_apart(data: str, tmp_path: Path) -> None:
+    seen: list[StepReport] = []
+    train(config(data, tmp_path, recipe="echo", steps=1), observer=_observe(seen))
+    assert {"loss/rl", "loss/ce", "selected/rl", "selected/ce", "reward", "advantage_std"} <= set(seen[0].metrics)
