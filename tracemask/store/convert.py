@@ -6,12 +6,13 @@ schedule ranges; that nothing is lost or done twice comes from names and receipt
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from tracemask.core.errors import StoreError, TracemaskError, UsageError
 from tracemask.core.fingerprint import fingerprint
@@ -45,7 +46,7 @@ class RenderConfig:
     template: str | None = None
     template_kwargs: tuple[tuple[str, Any], ...] = ()
     history: str = "auto"
-    control_text: str = "text"
+    control_text: Literal["text", "ids"] = "text"
     stop: tuple[str, ...] | None = None
     backend: str = "auto"
 
@@ -206,7 +207,7 @@ def convert(
     rows_per_shard: int | None = None,
     shard_bytes: int = DEFAULT_SHARD_BYTES,
     max_skipped: int = 0,
-    on_error: OnError = "skip",
+    on_error: OnError | str = "skip",
     format: str = "auto",
     authors: AuthorRules | str | os.PathLike[str] | dict[str, Any] | None = None,
     strict: bool = False,
@@ -242,7 +243,7 @@ def convert(
     ranges = cut(files, every=every, plan=plan)
     if not ranges:
         raise UsageError("TM904", where=files[0].rel, what="the input holds no records", fix="give a log with records")
-    work = Work(out, plan, render, metadata, on_error, rules, strict)
+    work = Work(out, plan, render, metadata, "fail" if on_error == "fail" else "skip", rules, strict)
     run = _Run(ranges, progress)
     with locked(folder, force=force):
         prepare(folder, plan=plan, force=force)
@@ -264,11 +265,13 @@ def convert(
 
 def render_metadata(renderer: Renderer, *, profile: Profile | str = Profile.FAST) -> dict[str, Any]:
     """What shards say about the renderer that made them."""
+    from tracemask.render.renderer import RENDERER_VERSION
+
     return make_metadata(
         tokenizer_sha256=renderer.tokenizer.sha256,
         vocab_size=renderer.tokenizer.size,
-        template_sha256=renderer.template_sha256,
-        renderer_version=renderer.version,
+        template_sha256=hashlib.sha256(renderer.template.source.encode()).hexdigest(),
+        renderer_version=RENDERER_VERSION,
         profile=profile,
     )
 

@@ -17,7 +17,7 @@ import numpy as np
 from tracemask.core.errors import StoreError, UsageError
 from tracemask.core.fingerprint import fingerprint
 from tracemask.core.registry import Table
-from tracemask.store.foreign_names import Names, is_numbers, match
+from tracemask.store.foreign_names import Names, is_numbers, is_token_name, match
 from tracemask.store.reader import Dataset
 from tracemask.store.row import Row
 
@@ -154,14 +154,15 @@ class JsonRecords(Records):
             file.close()
 
     def _fields(self) -> tuple[list[str], list[str]]:
-        kinds: dict[str, bool] = {}
+        kinds: dict[str, bool | None] = {}  # None: nothing seen yet
         for i in range(min(self.rows, _LOOK)):
             for name, value in self.get(i).items():
-                if value is not None:
-                    kinds[name] = kinds.get(name, True) and is_numbers(value)
+                if value is None or value == []:
+                    kinds.setdefault(name, None)
                 else:
-                    kinds.setdefault(name, False) if name not in kinds else None
-        return [name for name, numeric in kinds.items() if numeric], [name for name, n in kinds.items() if not n]
+                    kinds[name] = kinds.get(name) is not False and is_numbers(value)
+        lists = [name for name, numeric in kinds.items() if numeric or (numeric is None and is_token_name(name))]
+        return lists, [name for name in kinds if name not in lists]
 
     def get(self, i: int) -> Mapping[str, Any]:
         offset, line = self._lines[i]

@@ -148,6 +148,13 @@ def match(lists: Iterable[str], scalars: Iterable[str], mapping: Mapping[str, st
     return Names(ids, prompt, completion, tokens, known, tuple(name for name in scalars if name not in known))
 
 
+def is_token_name(name: str) -> bool:
+    """Whether a field of this name holds one value a token, judged by the name alone."""
+    if name in (*IDS, *PROMPT_IDS, *COMPLETION_IDS):
+        return True
+    return any(name in names for ours, names in TOKEN_NAMES.items() if ours != "advantage")
+
+
 def is_numbers(value: Any) -> bool:
     """Whether a JSON value is a list of numbers, booleans or nulls (an empty list counts)."""
     return isinstance(value, list) and all(isinstance(item, int | float | None) for item in value[:64])

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from tracemask.core.errors import StoreError
 from tracemask.store.counts import Counts
 from tracemask.store.manifest import Manifest, Skip
 
@@ -61,6 +62,11 @@ class Summary:
     def too_many_skipped(self) -> bool:
         """More records were skipped than `max_skipped` allows."""
         return len(self.skipped) > self.max_skipped
+
+    def skip_error(self) -> StoreError:
+        """TM915, for those who stop on it."""
+        what = f"{len(self.skipped)} records were skipped, at most {self.max_skipped} are allowed"
+        return StoreError("TM915", where=self.out, what=what, fix="repair the records, or raise --max-skipped")
 
     def to_json(self) -> dict[str, Any]:
         """A plain dict for JSON."""
