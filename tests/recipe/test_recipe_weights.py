@@ -183,7 +183,7 @@ def test_a_missing_column_is_named() -> None:
 def test_lines_that_match_a_pattern_leave_whole_tokens() -> None:
     text = [b"ok\n", b"WARN", b"ING: old ", b"api\n", "résultat".encode(), b"\xff", b"done"]
     row = make_row(0, [PROMPT, reply(1), tool(7)])
-    pieces = {at: piece for at, piece in enumerate(text, start=4)}
+    pieces = dict(enumerate(text, start=4))
     recipe = ce(roles={"tool": {}}, drop=["^WARNING.*$"])
     laid = lay_row(recipe, row, 1.0, token_bytes=lambda token: pieces.get(token, b"?"))
     assert np.flatnonzero(laid.weights["ce"]).tolist() == [4, 8, 9, 10]
