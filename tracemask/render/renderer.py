@@ -16,7 +16,9 @@ from tracemask.render.branch import BranchPlan, History, Planner
 from tracemask.render.control import Control
 from tracemask.render.conversation import Conversation, Counter, Renders
 from tracemask.render.encode import Encoder, Mode, Run
+from tracemask.render.extend import Extender
 from tracemask.render.labels import Speaker
+from tracemask.render.layout import Layout
 from tracemask.render.rows import Assembler
 from tracemask.render.sample import Sample
 from tracemask.render.stability import Stability
@@ -113,10 +115,27 @@ class Renderer:
     def prompt_ids(self, messages: Sequence[dict[str, Any]], tools: list[dict[str, Any]] | None = None) -> list[int]:
         """The ids that a sampler must be given for the next reply."""
         conversation = self._conversation(messages, tools, {})
-        layout = conversation.layout(len(conversation), prompt=True)
+        return self._context_ids(conversation.layout(len(conversation), prompt=True), 0)
+
+    def next_prompt_ids(self, previous_ids: Sequence[int], new_messages: Sequence[dict[str, Any]],
+                        tools: list[dict[str, Any]] | None = None) -> list[int]:  # fmt: skip
+        """previous_ids (a prompt and the reply sampled after it) plus what the template writes for new_messages.
+
+        Nothing before is rendered or encoded again. Raises RenderError TM924 where the next prompt would not start
+        with previous_ids, or where that cannot be known.
+        """
+
+        def open_like(chat: list[dict[str, Any]]) -> Conversation:
+            return self._conversation(chat, tools, {})
+
+        extender = Extender(self.tokenizer, self._planner.turns, self._planner.stability, open_like)
+        layout, at = extender.between(previous_ids, new_messages)
+        return [*map(int, previous_ids), *self._context_ids(layout, at)]
+
+    def _context_ids(self, layout: Layout, start: int) -> list[int]:
         mode = Mode.IDS if self.control_text == "ids" else Mode.CONTENT
         out: list[int] = []
-        for _, item in runs_of(layout, 0, len(layout.text), mode):
+        for _, item in runs_of(layout, start, len(layout.text), mode):
             out += [item] if isinstance(item, int) else self.encoder.get(item).ids.tolist()
         return out
 

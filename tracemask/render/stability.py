@@ -61,6 +61,13 @@ class Stability:
             self._known[key] = False not in verdicts and True in verdicts
         return self._known[key]
 
+    def keeps_reasoning(self, conversation: Conversation) -> bool:
+        """True where earlier reasoning stays when a user speaks again."""
+        key = fingerprint(dict(conversation.kwargs), bool(conversation.tools), "reasoning")
+        if key not in self._known:
+            self._known[key] = self._probe(self.open(_SEGMENT, conversation), 0) is True
+        return self._known[key]
+
     def _probe(self, probe: Conversation, first: int) -> bool | None:
         """None where the template refuses the probe."""
         count = len(probe)

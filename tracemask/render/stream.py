@@ -101,7 +101,7 @@ def runs_of(layout: Layout, start: int, end: int, mode: Mode) -> Iterator[tuple[
 
 def pieces_of(layout: Layout, regions: Sequence[Region], modes: Mapping[int, Mode], context: Mode,
               verbatim: frozenset[int] = frozenset()) -> Iterator[tuple[int, int, Run | int | Region]]:  # fmt: skip
-    """(reply or -1, position, run | id | verbatim region) of a render, cut at both edges of each region."""
+    """(reply or -1, position, run | id | verbatim region) of a render, cut at the edges of regions."""
     at = 0
     for region in regions:
         # A block that the template puts between prompt and reply was never before the eyes of an engine that sampled.
