@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
-from tracemask.render.provenance import LimitExceeded, Record
+from tracemask.render.provenance import At, LimitExceeded, Record, make, plain, runs_of
 
-MAX_STEPS = 2_000_000  # loop iterations, calls and list elements of one render
-MAX_DEPTH = 120  # calls inside calls
+MAX_STEPS = 1_000_000  # loop iterations, calls and list elements of one render
 MAX_SOURCE = 1 << 20  # characters of a template
 
 
 class Progress:
     """State of one render. `message`: index of the message being iterated, -1 outside every message loop."""
 
-    __slots__ = ("depth", "message", "steps")
+    __slots__ = ("message", "steps")
 
     def __init__(self) -> None:
         self.message = -1
         self.steps = MAX_STEPS
-        self.depth = 0
 
     def enter(self, item: Any) -> None:
         """One iteration of a loop over `item`."""
@@ -38,3 +37,26 @@ class Progress:
     def refuse(self) -> None:
         """Too many steps."""
         raise LimitExceeded(f"more than {MAX_STEPS} steps")
+
+
+class Buffer(list[str]):
+    """Output captured by a set block or macro that loops: what a message's iteration wrote keeps that position.
+
+    Outside such loops the position is settled where the captured text is printed.
+    """
+
+    def __init__(self, progress: Progress) -> None:
+        super().__init__()
+        self._progress = progress
+        self._outside = progress.message
+
+    def append(self, piece: str, /) -> None:
+        message = self._progress.message
+        if message != self._outside:
+            runs = [(length, tag if type(tag) is At else At(message, tag)) for length, tag in runs_of(piece)]
+            piece = make(plain(piece), runs)
+        super().append(piece)
+
+    def extend(self, pieces: Iterable[str], /) -> None:
+        for piece in pieces:
+            self.append(piece)

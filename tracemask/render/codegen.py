@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from jinja2 import nodes
@@ -34,6 +35,7 @@ class TracingGenerator(CodeGenerator):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._loops: list[nodes.For] = []
+        self._captures_loops = False
 
     def _output_child_to_const(self, node: nodes.Expr, frame: Frame, finalize: Any) -> str:
         if isinstance(node, nodes.TemplateData):
@@ -107,6 +109,30 @@ class TracingGenerator(CodeGenerator):
         super().visit_For(node, frame)
         self._loops.pop()
         self.writeline(f"context.progress.message = {saved}")
+
+    def buffer(self, frame: Frame) -> None:
+        if not self._captures_loops:
+            super().buffer(frame)
+            return
+        frame.buffer = self.temporary_identifier()
+        self.writeline(f"{frame.buffer} = environment.buffer(context)")
+
+    def _capture(self, visit: Callable[[Any, Frame], None], node: nodes.Node, frame: Frame) -> None:
+        before, self._captures_loops = self._captures_loops, node.find(nodes.For) is not None
+        visit(node, frame)
+        self._captures_loops = before
+
+    def visit_AssignBlock(self, node: nodes.AssignBlock, frame: Frame) -> None:
+        self._capture(super().visit_AssignBlock, node, frame)
+
+    def visit_FilterBlock(self, node: nodes.FilterBlock, frame: Frame) -> None:
+        self._capture(super().visit_FilterBlock, node, frame)
+
+    def visit_CallBlock(self, node: nodes.CallBlock, frame: Frame) -> None:
+        self._capture(super().visit_CallBlock, node, frame)
+
+    def visit_Macro(self, node: nodes.Macro, frame: Frame) -> None:
+        self._capture(super().visit_Macro, node, frame)
 
     def blockvisit(self, nodes_: Any, frame: Frame) -> None:
         if self._loops and nodes_ is self._loops[-1].body:

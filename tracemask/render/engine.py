@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from datetime import date
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from jinja2 import nodes
 from jinja2.exceptions import SecurityError, TemplateError, TemplateSyntaxError, UndefinedError
@@ -20,15 +21,18 @@ from tracemask.render.provenance import (
     Mark,
     Tag,
     Untraceable,
+    check_size,
     plain,
     wrap,
     wrap_message,
 )
-from tracemask.render.sandbox import make_environment
+from tracemask.render.sandbox import TracingContext, make_environment
 from tracemask.render.text import RenderedText, Span
 
 TOKEN_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 REASONING_NAMES = ("reasoning_content", "thinking", "reasoning")
+_PLAIN_NAMES = {"Text": "str", "Record": "dict", "Items": "list", "Whole": "int", "Real": "float"}
+_WRAPPED = re.compile(rf"'tracemask\.render\.provenance\.({'|'.join(_PLAIN_NAMES)}) object'")
 _REMEDY = "check the template and the conversation; transformers fails on it too"
 
 
@@ -82,11 +86,14 @@ class Engine:
         progress = Progress()
         try:
             variables = self._variables(job, manner)
-            context = self._template.new_context(variables)
+            context = cast(TracingContext, self._template.new_context(variables))
             context.progress = progress
             pieces: list[tuple[int, str]] = []
+            size = 0
             for piece in self._template.root_render_func(context):
                 pieces.append((progress.message, piece))
+                size += len(piece)
+                check_size(size)
             return assemble(pieces)
         except Exception as error:  # a stranger's template may raise anything
             raise self._coded(error, progress) from None
@@ -118,7 +125,7 @@ class Engine:
 
     def _coded(self, error: Exception, progress: Progress) -> RenderError:
         where = self.name if progress.message < 0 else f"{self.name}, message {progress.message}"
-        message = str(error).replace("'tracemask.render.provenance.Record object'", "'dict object'")
+        message = _WRAPPED.sub(lambda match: f"'{_PLAIN_NAMES[match.group(1)]} object'", str(error))
         if isinstance(error, RenderError):
             return error
         if isinstance(error, Untraceable):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import select
+import signal
 import struct
 import subprocess
 import sys
@@ -148,6 +149,16 @@ class Worker:
         except (ValueError, TypeError, IndexError, KeyError):
             raise Died("its answer cannot be read") from None
 
+    def _cause(self) -> str:
+        process = self._started()
+        try:
+            code = process.wait(timeout=5.0)
+        except subprocess.TimeoutExpired:
+            return "it closed its pipe"
+        if -code in (signal.SIGPROF, signal.SIGXCPU):
+            return "it used up its CPU time"
+        return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit status {code}"
+
     def _read(self, count: int) -> bytes:
         pipe = self._started().stdout
         assert pipe is not None, "opened with the process"
@@ -158,7 +169,7 @@ class Worker:
                 raise Died(f"no answer within {ANSWER_SECONDS:.0f} s")
             part = os.read(pipe.fileno(), min(count, 1 << 20))
             if not part:
-                raise Died("it used up its CPU time or memory")
+                raise Died(self._cause())
             parts.append(part)
             count -= len(part)
         return b"".join(parts)

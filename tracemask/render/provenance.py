@@ -79,7 +79,8 @@ class Text(str):
         check_size(len(self) * max(count, 0))
         return cat((self,) * max(count, 0))
 
-    __rmul__ = __mul__
+    def __rmul__(self, count: Any) -> str:
+        return self.__mul__(count)
 
     def __getitem__(self, key: Any) -> str:
         if not isinstance(key, slice):
@@ -313,12 +314,15 @@ def sub(text: Text, start: int, end: int) -> str:
 def join(separator: str, items: Iterable[str]) -> str:
     """str.join with provenance; refuses what str.join refuses."""
     parts: list[str] = []
+    size = 0
     for index, item in enumerate(items):
         if not isinstance(item, str):
             raise TypeError(f"sequence item {index}: expected str instance, {type(item).__name__} found")
         if index and separator:
             parts.append(separator)
         parts.append(item)
+        size += len(separator) + len(item)
+        check_size(size)
     return cat(parts)
 
 

@@ -15,7 +15,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment, SandboxedFormatter
 from jinja2.utils import Namespace
 
 from tracemask.render import operators
-from tracemask.render.budget import Progress
+from tracemask.render.budget import Buffer, Progress
 from tracemask.render.codegen import TracingGenerator
 from tracemask.render.filters import refused, tracing_filters
 from tracemask.render.markup import Safe
@@ -116,6 +116,7 @@ class TracingEnvironment(ImmutableSandboxedEnvironment):
     floored = staticmethod(operators.floored)
     negative = staticmethod(operators.negative)
     sliced = staticmethod(operators.sliced)
+    buffer = staticmethod(lambda context: Buffer(context.progress))
 
     def getattr(self, obj: Any, attribute: str) -> Any:
         kind = type(obj)
@@ -152,7 +153,7 @@ class TracingEnvironment(ImmutableSandboxedEnvironment):
         return super().getitem(obj, name)
 
     def call(__self, __context: Any, __obj: Any, *args: Any, **kwargs: Any) -> Any:
-        __context.progress.spend(1)
+        __context.progress.spend(3)
         if type(__obj) is types.MethodType and type(__obj.__self__) is Text:
             kwargs.pop("_loop_vars", None)
             kwargs.pop("_block_vars", None)

@@ -8,6 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from string import Formatter
 from typing import Any
 
+from jinja2.runtime import Undefined
+
 from tracemask.render.provenance import (
     UNKNOWN,
     Items,
@@ -30,6 +32,7 @@ from tracemask.render.provenance import (
 )
 
 MAX_INDENT = 64
+_PRINTABLE = (str, int, float, complex, type(None), list, dict, tuple, range, Undefined)
 
 
 def text_of(value: Any) -> str:
@@ -41,10 +44,9 @@ def text_of(value: Any) -> str:
         return tagged(str(value), UNKNOWN)
     if kind is list or kind is dict or kind is tuple:
         return representation(value)
-    shown = str(value)
-    if isinstance(shown, Text):
-        return shown
-    return plain(shown)
+    if not isinstance(value, _PRINTABLE):
+        raise Untraceable(f"printing a {kind.__name__}")
+    return str(value)
 
 
 def concatenated(values: Sequence[Any]) -> str:
@@ -69,6 +71,8 @@ def representation(value: Any) -> str:
     if kind is tuple:
         inner = _between([representation(item) for item in value])
         return cat(("(", *inner, ",)" if len(value) == 1 else ")"))
+    if not isinstance(value, _PRINTABLE):
+        raise Untraceable(f"printing a {kind.__name__}")
     return repr(value)
 
 
@@ -208,6 +212,7 @@ def printf(form: str, values: Any) -> str:
             raise Untraceable("a width taken from the arguments of %")
         for number in match.group(3, 4):
             check_width(int(number or 0))
+    keyed: Any = values
     whole = form % values
     rest = iter(values) if isinstance(values, tuple) else iter((values,))
     out: list[str] = []
@@ -217,7 +222,7 @@ def printf(form: str, values: Any) -> str:
         at = match.end()
         name, kind = match.group(1, 5)
         spec = match.group(0) if name is None else "%" + match.group(0)[len(name) + 3 :]
-        out.append("%" if kind == "%" else _printf_one(next(rest) if name is None else values[name], spec, kind))
+        out.append("%" if kind == "%" else _printf_one(next(rest) if name is None else keyed[name], spec, kind))
     out.append(form[at:])
     spelled = cat(out)
     if plain(spelled) != whole:

@@ -37,7 +37,7 @@ def _plain(value: Any) -> Any:
         return value
     for base in (str, int, float):
         if isinstance(value, base):
-            return str.__str__(value) if base is str else base(value)
+            return "".join((value,)) if isinstance(value, str) else base(value)
     if isinstance(value, Mapping):
         return {_plain(key): _plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
@@ -88,8 +88,7 @@ def unpack_answer(kind: int, sizes: tuple[int, int, int, int], body: bytes) -> R
     flat = array("i")
     flat.frombytes(body[text_end:spans_end])
     starts, messages, indices = flat[0::3], flat[1::3], flat[2::3]
-    ends = starts[1:]
-    ends.append(len(text))
+    ends = [*starts[1:], len(text)] if starts else []
     spans = [
         tuple.__new__(Span, (start, end, message, *tags[index]))
         for start, end, message, index in zip(starts, ends, messages, indices, strict=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import resource
 import signal
@@ -15,7 +16,7 @@ from tracemask.render.engine import Engine, Job
 from tracemask.render.wire import DONE, HEADER, pack_refused, pack_rendered, unpack_request
 
 MEMORY = 512 << 20  # bytes of address space
-CPU_SECONDS = 1.8  # of one render or one compilation
+CPU_SECONDS = 1.2  # of one render or one compilation
 LENGTH = struct.Struct("<I")
 
 
@@ -83,6 +84,8 @@ def rendered(engine: Engine, job: Any) -> bytes:
 def main() -> None:
     """Serve until the other side closes the pipe: ("compile", …) or ("render", number, jobs), an answer for each."""
     sys.setrecursionlimit(1000)
+    gc.freeze()
+    gc.set_threshold(50_000)  # a render makes many small objects and no cycles
     engines: dict[int, Engine] = {}
     bound_process()
     while True:
