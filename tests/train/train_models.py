@@ -26,11 +26,17 @@ ROWS = [
 
 
 def tiny(
-    kind: str, *, tied: bool = False, dtype: torch.dtype = torch.float64, seed: int = 0, **changes: Any
-) -> nn.Module:
-    """`llama`, `qwen3` or `sliding` (Qwen3 with two sliding-window layers of 5), weights large enough to matter.
+    kind: str,
+    *,
+    tied: bool = False,
+    dtype: torch.dtype = torch.float64,
+    norms: str = "exact",
+    seed: int = 0,
+    **changes: Any,
+) -> Any:
+    """`llama`, `qwen3` or `sliding` (Qwen3, two sliding-window layers of 5), weights large enough to matter.
 
-    RMSNorm is replaced by torch's: Hugging Face's computes in float32 and hides everything below 1e-7.
+    Unless norms is "own", RMSNorm is replaced by torch's: Hugging Face's computes in float32, a floor of 1e-7.
     """
     from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
@@ -52,7 +58,7 @@ def tiny(
     else:
         window = {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 1} if kind == "sliding" else {}
         model = Qwen3ForCausalLM(Qwen3Config(head_dim=8, **window, **common))
-    return exact_norms(model.to(dtype))
+    return exact_norms(model.to(dtype)) if norms == "exact" else model.to(dtype)
 
 
 def exact_norms(model: nn.Module) -> nn.Module:
