@@ -1,0 +1,172 @@
+"""Weights, denominators and advantages of a recipe written into shards, for another trainer. Knows no file layout."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tracemask.core.finding import Finding, Severity
+from tracemask.recipe.advantage import Advantages, compute
+from tracemask.recipe.counting import StepCounts
+from tracemask.recipe.keys import dataset_key, stream, streams
+from tracemask.recipe.model import Recipe
+from tracemask.recipe.normalize import NORMALIZERS, Tally
+from tracemask.recipe.select import TokenBytes
+from tracemask.recipe.weights import lay_row
+from tracemask.store.row import Row
+
+if TYPE_CHECKING:
+    from tracemask.store.reader import Dataset
+
+
+@dataclass(slots=True)
+class Materialized:
+    """What was written: steps, selected tokens per component, tokens taken out, findings (TM601, TM603, TM605)."""
+
+    out: str
+    recipe: str
+    rows: int
+    steps: int
+    counts: dict[str, int]
+    dropped: dict[str, int]
+    findings: list[Finding] = field(default_factory=list)
+
+    def lines(self) -> list[str]:
+        """For people."""
+        counted = ", ".join(f"{name} {count:,}" for name, count in self.counts.items())
+        out = [f"{self.recipe}: {self.rows:,} rows, {self.steps:,} steps; tokens in the loss: {counted} -> {self.out}"]
+        out += [
+            f"  {count:,} tokens left {key.replace('.', ': ').replace('_', ' ')}" for key, count in self.dropped.items()
+        ]
+        return out + [f"  {finding.code} {finding.message}" for finding in self.findings]
+
+    def to_json(self) -> dict[str, Any]:
+        """For machines."""
+        fields = ("out", "recipe", "rows", "steps", "counts", "dropped")
+        return {name: getattr(self, name) for name in fields} | {"findings": [f.to_json() for f in self.findings]}
+
+
+def materialize(
+    dataset: Dataset,
+    recipe: Recipe | str,
+    out: str,
+    *,
+    groups_per_step: int | None = None,
+    policy_version: int | None = None,
+    token_bytes: TokenBytes | None = None,
+    force: bool = False,
+) -> Materialized:
+    """Writes the dataset at `out` with weight.<component> float32, denominator.<component> float64 and advantage.
+
+    A step is `groups_per_step` whole groups in order of appearance; default: the whole dataset. Where a token has no
+    advantage the column holds 0 and its weight is 0. Written by the commit protocol: killed and run again, the bytes
+    are the same. Errors as `compute`, `lay_step` and the store.
+    """
+    from tracemask.store.derive import add_columns
+
+    recipe = Recipe.load(recipe)
+    plan = _Plan(
+        recipe, dataset, compute(recipe, dict(dataset.scalars())), groups_per_step, policy_version, token_bytes
+    )
+    plan.count()
+    config = {"materialize": {"groups_per_step": groups_per_step, "policy_version": policy_version}}
+    add_columns(dataset, out, plan.columns, config=config, recipe=recipe.model_dump(mode="json"), force=force)
+    return Materialized(
+        out, recipe.name, len(dataset), len(plan.tallies), dict(plan.selected), dict(plan.dropped), plan.findings()
+    )
+
+
+class _Plan:
+    """Two passes over the rows: integer counts of every step, then the columns of each row."""
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        dataset: Dataset,
+        advantages: Advantages,
+        groups_per_step: int | None,
+        policy_version: int | None,
+        token_bytes: TokenBytes | None,
+    ) -> None:
+        self.recipe, self.dataset, self.advantages = recipe, dataset, advantages
+        self.groups_per_step = groups_per_step or max(advantages.n_groups, 1)
+        self.policy_version, self.token_bytes = policy_version, token_bytes
+        self.tallies: dict[int, dict[str, Tally]] = {}
+        self.selected: Counter[str] = Counter(dict.fromkeys(recipe.components, 0))
+        self.dropped: Counter[str] = Counter()
+        self.empty_steps = 0
+        self._branches = self._rows_of_traces()
+
+    def count(self) -> None:
+        """First pass."""
+        counts: dict[int, StepCounts] = {}
+        for row in self.dataset:
+            key = dataset_key(row, self.advantages)
+            weights, _, dropped = self._laid(row)
+            step = counts.setdefault(key.group // self.groups_per_step, StepCounts(self.recipe))
+            step.add(row, weights, key.rollout, key.group)
+            self.dropped.update(dropped)
+        for number, step in sorted(counts.items()):
+            _, selected, self.tallies[number] = step.reduced()
+            self.selected.update(selected)
+            self.empty_steps += not any(selected.values())
+
+    def columns(self, row: Row) -> dict[str, np.ndarray]:
+        """Second pass: what add_columns writes for one row."""
+        key = dataset_key(row, self.advantages)
+        weights, values, _ = self._laid(row)
+        out: dict[str, np.ndarray] = {"advantage": np.where(np.isnan(values), 0.0, values).astype(np.float32)}
+        for name, component in self.recipe.components.items():
+            spec, tally = component.normalizer, self.tallies[key.group // self.groups_per_step][name]
+            z = NORMALIZERS[spec.effective](tally, spec, key.rollout, key.group)
+            out[f"weight.{name}"] = weights[name]
+            out[f"denominator.{name}"] = np.full(len(row), float(max(z, 1)))
+        return out
+
+    def findings(self) -> list[Finding]:
+        out = list(self.advantages.findings)
+        if self.empty_steps:
+            message = f"{self.empty_steps} of {len(self.tallies)} steps have no token in the loss"
+            out.append(Finding("TM601", message, severity=Severity.ERROR))
+        for key, count in self.dropped.items():
+            if key.endswith(".first_token"):
+                message = f"{count} rows begin with a trained token of component {key.split('.')[0]}: weight 0"
+                out.append(Finding("TM604", message, severity=Severity.WARNING))
+        return out
+
+    def _laid(self, row: Row) -> tuple[dict[str, np.ndarray], np.ndarray, Counter[str]]:
+        key = dataset_key(row, self.advantages)
+        values = self._stream(row)
+        laid = lay_row(
+            self.recipe,
+            row,
+            values,
+            policy_version=self.policy_version,
+            token_bytes=self.token_bytes,
+            reason=key.reason,
+        )
+        return laid.weights, values, laid.dropped
+
+    def _stream(self, row: Row) -> np.ndarray:
+        indices = self._branches.get(row.scalars.get("trace_id"), [])
+        if len(indices) < 2:
+            return stream(self.recipe, row, dataset_key(row, self.advantages))
+        rows = list(self._rows(indices))
+        keys = [dataset_key(each, self.advantages) for each in rows]
+        return streams(self.recipe, rows, keys)[indices.index(row.index)]
+
+    def _rows(self, indices: list[int]) -> Iterator[Row]:
+        return (self.dataset.row(index) for index in indices)
+
+    def _rows_of_traces(self) -> dict[Any, list[int]]:
+        """Rows that must be seen together: those of a trace, where shared tokens take the mean over branches."""
+        if self.recipe.advantage.shared != "mean_of_branches":
+            return {}
+        out: dict[Any, list[int]] = {}
+        for index, trace in enumerate(self.dataset.scalars(["trace_id"]).get("trace_id", [])):
+            out.setdefault(trace, []).append(index)
+        return out

@@ -1,0 +1,225 @@
+"""Which rollouts push hardest under a recipe, in numbers and words. Knows the audit's numbers, no tokens and no colours."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from tracemask.core.errors import RecipeError
+from tracemask.recipe import Recipe
+from tracemask.recipe.advantage import Advantages, compute
+from tracemask.recipe.audit import Audit, ComponentAudit, audit
+from tracemask.recipe.normalize import NORMALIZERS
+from tracemask.recipe.select import TokenBytes
+from tracemask.store.row import Row
+
+NAMES = tuple(NORMALIZERS)
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """An audit and what had to be assumed for it."""
+
+    audit: Audit
+    advantages: Advantages
+    notes: list[str] = field(default_factory=list)
+
+    def lines(self, *, limit: int = 12) -> list[str]:
+        """Plain text, at most `limit` rollouts a table (the hardest pushes first where there are more)."""
+        found = self.audit
+        out = [
+            f"{found.recipe.name} on {_count(found.n_rollouts, 'rollout')} ({_count(found.n_rows, 'row')}), "
+            "the whole dataset taken as one step"
+        ]
+        out += [f"note: {note}" for note in self.notes]
+        for component in found.components.values():
+            out += ["", *_component(component, found, limit)]
+        return out
+
+    def to_json(self) -> dict[str, Any]:
+        """Everything as plain JSON; nan becomes null. Rollouts are in order of appearance."""
+        return {
+            "recipe": self.audit.recipe.name,
+            "rollouts": self.audit.n_rollouts,
+            "rows": self.audit.n_rows,
+            "notes": self.notes,
+            "dropped": dict(sorted(self.audit.dropped.items())),
+            "advantages": self.advantages.counts,
+            "findings": [finding.to_json() for finding in self.advantages.findings],
+            "components": {name: _json(component) for name, component in self.audit.components.items()},
+        }
+
+
+def explain(
+    recipe: Recipe | str,
+    rows: Iterable[Row],
+    scalars: dict[str, Sequence[Any]],
+    *,
+    token_bytes: TokenBytes | None = None,
+) -> Explanation:
+    """Audit of a dataset under a recipe. rows: all of them, `row.index` counting from 0; scalars: their whole columns.
+
+    A dataset without rewards is explained with every advantage 1, and says so.
+    """
+    recipe = Recipe.load(recipe)
+    notes = []
+    try:
+        advantages = compute(recipe, scalars)
+    except RecipeError as error:
+        if error.code != "TM603" or "advantage" not in recipe.needs:
+            raise
+        ones = [1.0] * len(next(iter(scalars.values()), ()))
+        plain = Recipe.load({"advantage": {"estimator": "reward"}, "rl": {"term": "reinforce"}})
+        advantages = compute(plain, {**scalars, "reward": ones})
+        notes.append(f"{error.what}: every advantage is taken as 1")
+    notes += [finding.message for finding in advantages.findings]
+    return Explanation(audit(recipe, rows, advantages, token_bytes=token_bytes), advantages, notes)
+
+
+def _component(component: ComponentAudit, found: Audit, limit: int) -> list[str]:
+    kept = component.kept
+    taken = _taken(component.name, found.dropped)
+    if not len(kept):
+        return [f"{component.name}: no token is in the loss", *taken]
+    lengths = component.tokens[kept]
+    head = (
+        f"{component.name}: {int(lengths.sum()):,} tokens in {_count(len(kept), 'rollout')}, "
+        f"{lengths[0]:,} to {lengths[-1]:,} each; divided by {component.in_force}"
+    )
+    shown, rest = _shown(component, limit)
+    return [
+        head,
+        *taken,
+        "  weight of one token",
+        *_table(component, shown, component.per_token),
+        "  weight of the whole rollout (tokens × weight of one)",
+        *_table(component, shown, {name: component.per_rollout(name) for name in NAMES}),
+        *([f"    … {rest} more rollouts"] if rest else []),
+        *_ratios(component),
+        *(f"  {sentence}" for sentence in _words(component)),
+    ]
+
+
+def _shown(component: ComponentAudit, limit: int) -> tuple[list[int], int]:
+    kept = component.kept
+    if len(kept) <= limit:
+        return sorted(kept.tolist()), 0
+    push = component.push(component.in_force)[kept]
+    return kept[np.argsort(-push, kind="stable")][:limit].tolist(), len(kept) - limit
+
+
+def _table(component: ComponentAudit, rollouts: list[int], values: dict[str, np.ndarray]) -> list[str]:
+    names = [f"{name}*" if name == component.in_force else name for name in NAMES]
+    label = max(7, *(len(_short(component.labels[at])) for at in rollouts))
+    out = [f"    {'rollout':<{label}} {'tokens':>7} {'A':>7}  " + " ".join(f"{name:>15}" for name in names)]
+    for at in rollouts:
+        cells = " ".join(f"{_number(values[name][at]):>15}" for name in NAMES)
+        advantage = "–" if math.isnan(component.advantage[at]) else f"{component.advantage[at]:+.2f}"
+        out.append(f"    {_short(component.labels[at]):<{label}} {component.tokens[at]:>7} {advantage:>7}  {cells}")
+    return out
+
+
+def _ratios(component: ComponentAudit) -> list[str]:
+    if component.tokens[component.kept[0]] == component.tokens[component.kept[-1]]:
+        return ["  all rollouts are equally long: every normalizer treats them alike, up to a constant"]
+    token = " · ".join(f"{name} {_number(component.token_ratio(name))}" for name in NAMES)
+    whole = " · ".join(f"{name} {_number(component.rollout_ratio(name))}" for name in NAMES)
+    return [f"  token of the shortest / of the longest: {token}", f"  longest rollout / shortest: {whole}"]
+
+
+def _words(component: ComponentAudit) -> list[str]:
+    out = []
+    name, kept = component.in_force, component.kept
+    token, whole = component.token_ratio(name), component.rollout_ratio(name)
+    if token > 1.01:
+        out.append(f"Under {name} a token of the shortest rollout weighs {_number(token)} times one of the longest.")
+    elif whole > 1.01:
+        out.append(
+            f"Under {name} every token weighs the same, so the longest rollout counts {_number(whole)} times the shortest."
+        )
+    if not component.uses_advantage:
+        return out
+    correlation = component.correlation
+    if not math.isnan(correlation):
+        out.append(f"Correlation of length with advantage: {correlation:+.2f}{_tendency(correlation, token)}.")
+    push = component.push(name)
+    total = float(push.sum())
+    if total == 0:
+        return [*out, "Every advantage is 0: this component moves nothing."]
+    first = kept[np.argsort(-push[kept], kind="stable")][:3]
+    hardest = ", ".join(
+        f"{_short(component.labels[at])} ({component.tokens[at]} tokens, A = {component.advantage[at]:+.2f}, "
+        f"{push[at] / total:.0%})"
+        for at in first
+    )
+    up = float(push[component.advantage > 0].sum()) / total
+    out.append(f"Pushing hardest: {hardest}.")
+    return [
+        *out,
+        f"Of the whole push, {up:.0%} raises rollouts better than their baseline, {1 - up:.0%} lowers worse ones.",
+    ]
+
+
+def _tendency(correlation: float, token_ratio: float) -> str:
+    if abs(correlation) < 0.1:
+        return ", length says little about quality"
+    which = "better" if correlation > 0 else "worse"
+    if correlation < 0 and token_ratio > 1.01:
+        return ": long rollouts are worse, and each of their tokens is punished less the longer they are"
+    return f": long rollouts are {which}"
+
+
+def _taken(name: str, dropped: dict[str, int]) -> list[str]:
+    mine = {key.removeprefix(f"{name}."): count for key, count in dropped.items() if key.startswith(f"{name}.")}
+    if not mine:
+        return []
+    parts = ", ".join(f"{count:,} {reason.replace('_', ' ')}" for reason, count in sorted(mine.items()))
+    return [f"  taken out: {parts} (tokens)"]
+
+
+def _json(component: ComponentAudit) -> dict[str, Any]:
+    return {
+        "normalizer": component.in_force,
+        "l_max": component.l_max,
+        "correlation": _null(component.correlation),
+        "token_ratio": {name: _null(component.token_ratio(name)) for name in NAMES},
+        "rollout_ratio": {name: _null(component.rollout_ratio(name)) for name in NAMES},
+        "words": _words(component) if len(component.kept) else [],
+        "rollouts": [
+            {
+                "id": label,
+                "tokens": int(component.tokens[at]),
+                "advantage": _null(component.advantage[at]),
+                "per_token": {name: float(component.per_token[name][at]) for name in NAMES},
+                "per_rollout": {name: float(component.per_rollout(name)[at]) for name in NAMES},
+            }
+            for at, label in enumerate(component.labels)
+        ],
+    }
+
+
+def _null(value: float) -> float | None:
+    return None if math.isnan(value) else float(value)
+
+
+def _number(value: float) -> str:
+    """Two significant digits, as a plain number."""
+    if math.isnan(value):
+        return "–"
+    if value == 0:
+        return "0"
+    digits = 1 - math.floor(math.log10(abs(value)))
+    rounded = round(float(value), digits)
+    return f"{rounded:.{max(digits, 0)}f}".rstrip("0").rstrip(".") if digits > 0 else f"{rounded:,.0f}"
+
+
+def _short(label: str) -> str:
+    return label if len(label) <= 24 else f"{label[:11]}…{label[-12:]}"
+
+
+def _count(n: int, noun: str) -> str:
+    return f"{n:,} {noun}{'' if n == 1 else 's'}"
