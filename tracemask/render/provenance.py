@@ -473,13 +473,13 @@ def wrap(value: Any, source: int, origin: Origin, path: tuple[str | int, ...]) -
 
 
 def wrap_message(message: dict[str, Any], index: int) -> Record:
-    """One chat message; its fields are tagged by name."""
+    """One chat message; its fields are tagged by name, reasoning by its standard one."""
     record = Record()
     record._tag, record._message = Tag(index, Origin.FIELD, ()), index
     for key, value in message.items():
         origin = ORIGINS.get(key, Origin.FIELD)
         name = key if key in _PLAIN_KEYS else tagged(key, Tag(index, origin, (key,)))
-        record[name] = wrap(value, index, origin, (key,))
+        record[name] = wrap(value, index, origin, ("reasoning_content",) if origin is Origin.REASONING else (key,))
     return record
 
 

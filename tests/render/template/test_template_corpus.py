@@ -1,0 +1,235 @@
+"""Every chat template that can be had, against transformers' own rendering and against labelled characters."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections import Counter
+from collections.abc import Callable, Iterator
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conversations import CHATS, TOKENS, TOOLS, assistant, call, system, tool, user
+
+from tracemask.core.errors import RenderError
+from tracemask.core.vocab import Origin
+from tracemask.render.template import Template
+from tracemask.render.text import RenderedText, Span
+
+pytestmark = pytest.mark.real
+REAL = ("qwen3", "llama3_1", "deepseek_v3", "gemma3")
+Corpus = dict[str, str]
+
+
+@pytest.fixture(scope="module")
+def corpus(real_templates: Corpus, real_tokenizer: Callable[[str], Path]) -> Corpus:
+    sources = dict(real_templates)
+    for name in REAL:
+        config = json.loads((real_tokenizer(name) / "tokenizer_config.json").read_text(encoding="utf-8"))
+        sources[f"{name} (tokenizer)"] = config["chat_template"]
+    return sources
+
+
+@pytest.fixture(scope="module")
+def peer() -> Any:
+    """transformers' tokenizer class over a vocabulary of one word: its chat rendering needs no real one."""
+    from tokenizers import Tokenizer
+    from tokenizers.models import WordLevel
+    from transformers import PreTrainedTokenizerFast
+
+    return PreTrainedTokenizerFast(tokenizer_object=Tokenizer(WordLevel({"<UNK>": 0}, "<UNK>")), **TOKENS)
+
+
+def outcomes(corpus: Corpus, peer: Any) -> Iterator[tuple[str, str, bool, str | None, RenderedText | RenderError]]:
+    """(template, conversation, prompted, transformers' text or None, ours) for the whole corpus."""
+    for name, source in corpus.items():
+        template = Template(source, name=name, tokens=TOKENS, date=date.today(), sandbox="inline")
+        for kind, (messages, tools) in CHATS.items():
+            for prompted in (False, True):
+                try:
+                    theirs = peer.apply_chat_template(
+                        copy.deepcopy(messages),
+                        tools=tools,
+                        chat_template=source,
+                        add_generation_prompt=prompted,
+                        tokenize=False,
+                    )
+                except Exception:  # whatever a template raises
+                    theirs = None
+                try:
+                    ours = template.render(messages, tools=tools, add_generation_prompt=prompted)
+                except RenderError as error:
+                    ours = error
+                yield name, kind, prompted, theirs, ours
+
+
+def test_text_is_transformers_text_byte_for_byte_or_a_coded_refusal(corpus: Corpus, peer: Any) -> None:
+    count: Counter[str] = Counter()
+    for name, kind, prompted, theirs, ours in outcomes(corpus, peer):
+        place = f"{name}, {kind}, generation prompt {prompted}"
+        if isinstance(ours, RenderError):
+            count["refused by both" if theirs is None else f"refused by us: {place}: {ours}"] += 1
+            assert ours.code in ("TM920", "TM921"), place
+        elif theirs is None:
+            assert ours.empty_content or ours.null_content, place  # the stated exception: absent content
+            count["absent content passed"] += 1
+        else:
+            assert ours.text == theirs, place
+            count["identical"] += 1
+        if isinstance(ours, RenderedText):
+            assert covered(ours), place
+    assert set(count) == {"identical", "refused by both", "absent content passed"}, count
+    assert count["identical"] >= 1700
+
+
+def covered(rendered: RenderedText) -> bool:
+    """The spans cover the text exactly once, in order, and none is empty."""
+    at = 0
+    for span in rendered.spans:
+        if span.start != at or span.end <= at:
+            return False
+        at = span.end
+    return at == len(rendered.text)
+
+
+# ---------------------------------------------------------------- sentinels
+
+
+class Labels:
+    """Hands out private-use characters, one for each field: a character of the output names its field."""
+
+    def __init__(self) -> None:
+        self.owner: dict[str, tuple[int, Origin, tuple[str | int, ...]]] = {}
+
+    def text(self, source: int, origin: Origin, *path: str | int, shape: str = " {0}{0} {0}\n{0} ") -> str:
+        character = chr(0xE000 + len(self.owner))
+        self.owner[character] = (source, origin, path)
+        return shape.format(character)
+
+
+def labelled(tags: Labels) -> list[tuple[list[dict[str, Any]], list[dict[str, Any]] | None]]:
+    """Conversations of labelled characters only (field names, roles and ids apart)."""
+
+    def body(index: int) -> str:
+        return tags.text(index, Origin.CONTENT, "content")
+
+    def thought(index: int) -> str:
+        return tags.text(index, Origin.REASONING, "reasoning_content")
+
+    def calls(index: int, count: int) -> list[dict[str, Any]]:
+        made: list[dict[str, Any]] = []
+        for number in range(count):
+            where = (index, Origin.TOOL_CALL, "tool_calls", number, "function")
+            name = tags.text(*where, "name", shape="{0}{0}")
+            key = tags.text(*where, "arguments", "KEY", shape="{0}{0}")
+            value = tags.text(*where, "arguments", "KEY")
+            nested = tags.text(*where, "arguments", "deep", "inner", 0)
+            made.append(call({key: value, "deep": {"inner": [nested, 1, True, None]}}, number, name))
+        return made
+
+    def schema() -> list[dict[str, Any]]:
+        tools = copy.deepcopy(TOOLS)
+        tools[0]["function"]["description"] = tags.text(-1, Origin.TOOLS, "tools", 0, "function", "description")
+        ship = tools[0]["function"]["parameters"]["properties"]["ship"]
+        ship["description"] = tags.text(-1, Origin.TOOLS, "tools", 0, "function", "parameters", "properties", "ship")
+        return tools
+
+    plain = [system(body(0)), user(body(1)), assistant(body(2)), user(body(3)), assistant(body(4)), user(body(5))]
+    thinking = [user(body(0)), assistant(body(1), reasoning_content=thought(1)), user(body(2))]
+    thinking.append(assistant(body(3), reasoning_content=thought(3)))
+    acting = [system(body(0)), user(body(1)), assistant(body(2), tool_calls=calls(2, 2)), tool(body(3)), tool(body(4), 1)]
+    acting += [assistant(body(5), reasoning_content=thought(5), tool_calls=calls(5, 1)), tool(body(6)), assistant(body(7))]
+    parts = [[{"type": "text", "text": tags.text(0, Origin.CONTENT, "content", n, "text")} for n in range(2)]]
+    mixed = [user(parts[0]), assistant(body(1)), user(body(2))]
+    inline = [user(body(0)), assistant(f"<think>\n{tags.text(1, Origin.CONTENT, 'content')}\n</think>\n\n{body(1)}")]
+    return [(plain, None), (thinking, None), (acting, schema()), (mixed, None), (inline, None)]
+
+
+def agrees(span: Span, owner: tuple[int, Origin, tuple[str | int, ...]]) -> bool:
+    """The span names the field's message and origin, and a path that leads to it."""
+    source, origin, path = owner
+    shared = tuple(step for step in path if step != "KEY")[: len(span.field)]
+    known = span.field[: len(shared)] == shared
+    return span.source == source and span.origin is origin and (known or origin is Origin.TOOL_CALL)
+
+
+def test_no_content_character_is_lost_or_given_to_another_message_or_field(corpus: Corpus) -> None:
+    tags = Labels()
+    chats = labelled(tags)
+    seen: Counter[Origin] = Counter()
+    wrong: list[str] = []
+    for name, source in corpus.items():
+        template = Template(source, name=name, tokens=TOKENS, sandbox="inline")
+        for messages, tools in chats:
+            try:
+                rendered = template.render(messages, tools=tools)
+            except RenderError:
+                continue
+            for span in rendered.spans:
+                for character in rendered.text[span.start : span.end]:
+                    owner = tags.owner.get(character)
+                    if owner is None:
+                        continue
+                    seen[owner[1]] += 1
+                    if not agrees(span, owner):
+                        wrong.append(f"{name}: {character!r} of {owner} attributed to {span}")
+    assert not wrong, wrong[:5]
+    assert seen[Origin.CONTENT] > 5000 and seen[Origin.REASONING] > 200, seen
+    assert seen[Origin.TOOL_CALL] > 1000 and seen[Origin.TOOLS] > 200, seen
+
+
+def test_a_literal_beside_content_in_a_message_loop_has_that_messages_position(corpus: Corpus) -> None:
+    """Position: in a plain chat each reply stands in its own iteration, whatever the template."""
+    messages = [user("UUU1"), assistant("AAA1"), user("UUU2"), assistant("AAA2")]
+    checked = 0
+    for name, source in corpus.items():
+        template = Template(source, name=name, tokens=TOKENS, sandbox="inline")
+        try:
+            rendered = template.render(messages)
+        except RenderError:
+            continue
+        for span in rendered.spans:
+            if span.origin is Origin.CONTENT:
+                assert span.message == span.source, (name, span)
+                checked += 1
+    assert checked >= 4 * 70
+
+
+def test_generation_blocks_have_the_ranges_that_transformers_gives_them(corpus: Corpus) -> None:
+    from transformers.utils.chat_template_utils import render_jinja_template
+
+    compared = 0
+    for name, source in corpus.items():
+        if "generation" not in source or not name.endswith("_training"):
+            continue
+        template = Template(source, name=name, tokens=TOKENS, date=date.today(), sandbox="inline")
+        for kind in ("plain", "many turns", "parallel calls", "reasoning and calls"):
+            messages, tools = CHATS[kind]
+            try:
+                texts, ranges = render_jinja_template(
+                    [messages], tools=tools, chat_template=source, return_assistant_tokens_mask=True, **TOKENS
+                )
+            except Exception:  # whatever a template raises
+                continue
+            rendered = template.render(messages, tools=tools)
+            assert rendered.text == texts[0], (name, kind)
+            assert list(rendered.generation) == ranges[0], (name, kind)
+            compared += len(ranges[0])
+    assert compared > 100
+
+
+def test_worker_and_inline_give_the_same_render(corpus: Corpus) -> None:
+    for name, source in list(corpus.items())[::6]:
+        inline = Template(source, name=name, tokens=TOKENS, sandbox="inline")
+        worker = Template(source, name=name, tokens=TOKENS, sandbox="worker")
+        for messages, tools in CHATS.values():
+            try:
+                here = inline.render(messages, tools=tools)
+            except RenderError as error:
+                with pytest.raises(RenderError) as caught:
+                    worker.render(messages, tools=tools)
+                assert (caught.value.code, caught.value.where) == (error.code, error.where)
+                continue
+            assert worker.render(messages, tools=tools) == here
