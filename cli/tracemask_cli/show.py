@@ -14,6 +14,7 @@ def command(
         str | None, typer.Option("--tokenizer", "-t", help="Folder or tokenizer.json; without it ids are shown.")
     ] = None,
     at: Annotated[str | None, typer.Option(help="ROW:TOKEN to show with its neighbourhood.")] = None,
+    around: Annotated[int, typer.Option(help="Tokens shown on each side of --at.", min=0)] = 60,
     first_error: Annotated[bool, typer.Option("--first-error", help="Go to the first finding of severity E.")] = False,
     tokens: Annotated[bool, typer.Option("--tokens", help="One token a line.")] = False,
     ids: Annotated[bool, typer.Option("--ids", help="Token ids below each line.")] = False,
@@ -34,7 +35,7 @@ def command(
     data, loaded = open_with_tokenizer(dataset, tokenizer=tokenizer, columns=columns)
     token = None
     if at is not None:
-        row, _, place = at.partition(":")
+        row, _, place = at.rpartition(":")
         if not place.isdigit():
             raise UsageError("TM900", where=f"--at {at}", what="expected ROW:TOKEN", fix="for example --at 12:82")
         token = int(place)
@@ -53,9 +54,12 @@ def command(
         )
     out = console(stderr=False)
     if svg:
+        from io import StringIO
+
         from rich.console import Console
 
-        out = Console(record=True, width=110, highlight=False, markup=False, force_terminal=True)
+        quiet = StringIO()
+        out = Console(record=True, width=110, highlight=False, markup=False, force_terminal=True, file=quiet)
     view = View(
         width=out.width,
         full=full,
@@ -63,6 +67,7 @@ def command(
         logprobs=logprobs,
         tokens=tokens,
         at=token,
+        around=around,
         findings=[f for f in findings if f.place.row == index],
     )
     weights = weigher(recipe, data)(shown)
@@ -71,7 +76,7 @@ def command(
     if loaded is None:
         console().print("ids only: pass --tokenizer to see the text")
     if svg:
-        out.save_svg(svg, title=f"tracemask show {dataset} --row {index}")
+        _save(out, svg, title=f"tracemask show --row {index}")
 
 
 def _findings(data, loaded):
@@ -81,3 +86,12 @@ def _findings(data, loaded):
 
     groups = check_dataset(data, tokenizer=loaded).groups
     return [replace(finding, severity=group.severity) for group in groups for finding in group.examples]
+
+
+def _save(console, path, *, title):
+    """rich's SVG without its web fonts: a picture that asks the network for nothing, the same bytes every time."""
+    import re
+    from pathlib import Path
+
+    text = console.export_svg(title=title, unique_id="dump")
+    Path(path).write_text(re.sub(r"@font-face \{.*?\}", "", text, flags=re.S), encoding="utf-8")

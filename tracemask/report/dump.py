@@ -126,7 +126,7 @@ def _letter(run: Run) -> str:
 def _margin(start: int, run: Run, width: int) -> Text:
     from rich.text import Text
 
-    return Text(f"{start:>7} {_letter(run)} {weight_label(run.weights):<{width}} │", style="dim")
+    return Text().append(f"{start:>7} {_letter(run)} {weight_label(run.weights):<{width}} │", style="dim")
 
 
 def _run_lines(row: Row, run: Run, speller: Speller, view: View, margin: int) -> Iterator[Text]:

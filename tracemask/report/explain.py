@@ -1,4 +1,4 @@
-"""Which rollouts push hardest under a recipe, in numbers and words. Knows the audit's numbers, no tokens and no colours."""
+"""Which rollouts push hardest under a recipe, in numbers and words. Knows the audit's numbers, no token."""
 
 from __future__ import annotations
 
@@ -114,12 +114,14 @@ def _shown(component: ComponentAudit, limit: int) -> tuple[list[int], int]:
 
 def _table(component: ComponentAudit, rollouts: list[int], values: dict[str, np.ndarray]) -> list[str]:
     names = [f"{name}*" if name == component.in_force else name for name in NAMES]
+    widths = [max(9, len(name) + 1) for name in names]
     label = max(7, *(len(_short(component.labels[at])) for at in rollouts))
-    out = [f"    {'rollout':<{label}} {'tokens':>7} {'A':>7}  " + " ".join(f"{name:>15}" for name in names)]
+    header = " ".join(f"{name:>{width}}" for name, width in zip(names, widths, strict=True))
+    out = [f"    {'rollout':<{label}} {'tokens':>6} {'A':>6} {header}"]
     for at in rollouts:
-        cells = " ".join(f"{_number(values[name][at]):>15}" for name in NAMES)
+        cells = " ".join(f"{_number(values[name][at]):>{width}}" for name, width in zip(NAMES, widths, strict=True))
         advantage = "–" if math.isnan(component.advantage[at]) else f"{component.advantage[at]:+.2f}"
-        out.append(f"    {_short(component.labels[at]):<{label}} {component.tokens[at]:>7} {advantage:>7}  {cells}")
+        out.append(f"    {_short(component.labels[at]):<{label}} {component.tokens[at]:>6} {advantage:>6} {cells}")
     return out
 
 
@@ -158,10 +160,7 @@ def _words(component: ComponentAudit) -> list[str]:
     )
     up = float(push[component.advantage > 0].sum()) / total
     out.append(f"Pushing hardest: {hardest}.")
-    return [
-        *out,
-        f"Of the whole push, {up:.0%} raises rollouts better than their baseline, {1 - up:.0%} lowers worse ones.",
-    ]
+    return [*out, f"Of the push, {up:.0%} raises rollouts above their baseline, {1 - up:.0%} lowers those below."]
 
 
 def _tendency(correlation: float, token_ratio: float) -> str:
