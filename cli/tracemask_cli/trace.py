@@ -43,9 +43,7 @@ def command(
         if json:
             _print_line(trace)
         elif shown <= first:
-            out = _console()
-            wide = out.width if out.is_terminal else 160 + width
-            out.print(_tree(trace, width), width=wide, no_wrap=True, crop=False)
+            _wide(width).print(_tree(trace, width))
     if not json:
         _summary(reading, shown, first)
     else:
@@ -58,6 +56,14 @@ def _console(*, stderr: bool = False) -> Any:
     from tracemask_cli.output import console
 
     return console(stderr=stderr)
+
+
+def _wide(width: int) -> Any:
+    """A console that cuts lines at the terminal's edge, and not at all where there is no terminal."""
+    from rich.console import Console
+
+    out = _console()
+    return out if out.is_terminal else Console(width=200 + width, highlight=False, markup=False)
 
 
 def _print_line(trace: Trace) -> None:
@@ -123,6 +129,7 @@ def _facts(trace: Trace) -> str:
 def _line(index: int, message: Message, width: int) -> Text:
     from rich.text import Text
 
+    from tracemask.trace.jsonl import dumps
     from tracemask.trace.model import ToolCall, ToolResult
 
     line = Text(f"{index:>3} ", style="dim")
@@ -144,8 +151,9 @@ def _line(index: int, message: Message, width: int) -> Text:
             size = f"{len(block.text)} chars" if block.text else "encrypted" if block.encrypted else "redacted"
             line.append(f" ⟨reasoning {size}⟩", style="dim")
         elif isinstance(block, ToolCall):
-            arguments = block.raw_arguments if block.raw_arguments is not None else str(block.arguments or {})
-            line.append(f" → {_neutral(block.name)}({_neutral(arguments)[:width // 2]})", style="bold cyan")
+            arguments = block.raw_arguments if block.raw_arguments is not None else dumps(block.arguments or {}).decode()
+            shown = _neutral(" ".join(arguments.split()))
+            line.append(f" → {_neutral(block.name)}({shown[: width // 2]})", style="bold cyan")
         elif isinstance(block, ToolResult) and block.is_error:
             line.append(" failed", style="red")
         elif block.type in ("media", "opaque"):

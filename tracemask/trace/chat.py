@@ -147,7 +147,7 @@ def _content(fields: Fields) -> tuple[bool, list[Block]]:
     if not isinstance(content, list):
         raise fields.error("content", f"expected a string, null or a list of parts, found {type(content).__name__}")
     parts = cast("list[Any]", content)
-    return True, [_part(part, f"{fields.where}.content[{index}]") for index, part in enumerate(parts)]
+    return True, [_part(part, fields.at(f"content[{index}]")) for index, part in enumerate(parts)]
 
 
 def _part(raw: Any, where: str) -> Block:
@@ -161,7 +161,8 @@ def _part(raw: Any, where: str) -> Block:
             raise part.error("text", "missing")
         return Text(text=text, **part.rest())
     if kind in ("image_url", "image", "input_image", "audio", "input_audio", "video", "file"):
-        return Media(mime=f"{kind.removeprefix('input_').removesuffix('_url')}/*", uri=_uri(part.raw), part=part.raw)  # pyright: ignore[reportCallIssue]
+        kind = kind.removeprefix("input_").removesuffix("_url")
+        return Media(mime=f"{kind}/*", uri=_uri(part.raw), part=dict(part.raw))
     if kind is None:
         raise part.error("type", "missing", fix="a content part needs a type")
     return Opaque(kind=kind, data=part.raw)
@@ -194,10 +195,10 @@ def _reasoning(fields: Fields) -> list[Block]:
 
 def _calls(fields: Fields) -> list[Block]:
     calls = fields.take_list("tool_calls") or []
-    out: list[Block] = [_call(raw, f"{fields.where}.tool_calls[{index}]") for index, raw in enumerate(calls)]
+    out: list[Block] = [_call(raw, fields.at(f"tool_calls[{index}]")) for index, raw in enumerate(calls)]
     legacy = fields.take("function_call")
     if legacy is not None:
-        out.append(_call(legacy, f"{fields.where}.function_call"))
+        out.append(_call(legacy, fields.at("function_call")))
     return out
 
 
@@ -211,7 +212,7 @@ def _call(raw: Any, where: str) -> ToolCall:
     name = inner.take_str("name")
     if not name:
         raise inner.error("name", "missing", fix="a tool call needs the name of its function")
-    values = arguments_of(inner.take("arguments"), f"{inner.where}.arguments")
+    values = arguments_of(inner.take("arguments"), inner.at("arguments"))
     extra = outer.rest() | (inner.rest() if inner is not outer else {})
     if kind not in (None, "function"):
         extra["call_type"] = kind
@@ -307,8 +308,7 @@ def _chat_part(block: Text | Media | Opaque) -> dict[str, Any]:
     if isinstance(block, Text):
         return {"type": "text", "text": block.text, **(block.model_extra or {})}
     if isinstance(block, Media):
-        part = (block.model_extra or {}).get("part")
-        return dict(cast("Mapping[str, Any]", part)) if part else {"type": (block.mime or "file").split("/")[0]}
+        return dict(block.part) if block.part else {"type": (block.mime or "file").split("/")[0]}
     return dict(cast("Mapping[str, Any]", block.data)) if isinstance(block.data, Mapping) else {"type": block.kind}
 
 

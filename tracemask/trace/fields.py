@@ -98,9 +98,13 @@ class Fields:
         """What nobody took, nulls left out."""
         return {key: value for key, value in self._left.items() if value is not None} if self._left else {}
 
+    def at(self, path: str) -> str:
+        """The place of a field of this object: where.path, or file:line:path at the top of a line."""
+        return f"{self.where}{path}" if not self.where or self.where.endswith(":") else f"{self.where}.{path}"
+
     def error(self, key: str, what: str, *, fix: str = "", code: str = "TM911") -> TraceError:
         """The error for one field of this object."""
-        return TraceError(code, where=f"{self.where}.{key}" if self.where else key, what=what, fix=fix)
+        return TraceError(code, where=self.at(key), what=what, fix=fix)
 
 
 def first_problem(error: ValidationError) -> tuple[str, str]:
@@ -114,7 +118,8 @@ def first_problem(error: ValidationError) -> tuple[str, str]:
             path += f".{part}" if path else part
     value = problem.get("input")
     shown = repr(value) if isinstance(value, str | int | float | None) else _kind(value)
-    return path, f"{problem['msg'][0].lower()}{problem['msg'][1:]}, found {shown[:80]}"
+    reason = problem["msg"].removeprefix("Value error, ")
+    return path, f"{reason[0].lower()}{reason[1:]}, found {shown[:80]}"
 
 
 def _kind(value: Any) -> str:

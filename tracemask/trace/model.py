@@ -71,12 +71,13 @@ class ToolCall(Base):
 
 
 class Media(Base):
-    """An image, sound or file that is referred to, never held."""
+    """An image, sound or file that is referred to; `part` is the chat part as the source had it."""
 
     type: Literal["media"] = "media"
     uri: str | None = None
     sha256: str | None = None
     mime: str | None = None
+    part: dict[str, Any] | None = None
     author: AuthorName | None = None
 
 

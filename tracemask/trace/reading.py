@@ -192,6 +192,10 @@ def _count_unknown(trace: Trace, kind: Format, unknown: Counter[str]) -> None:
             for key in (*message.extra, *message.extra.get("log", ()), *(message.model_extra or ())):
                 if key not in kind.known and key != "log":
                     unknown[f"messages[].{key}"] += 1
+        for block in message.blocks:
+            for key in block.model_extra or ():
+                if key not in kind.known:
+                    unknown[f"messages[].blocks[].{key}"] += 1
         if message.sampled is not None and message.sampled.model_extra:
             for key in message.sampled.model_extra:
                 unknown[f"messages[].sampled.{key}"] += 1

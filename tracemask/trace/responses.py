@@ -41,7 +41,7 @@ def content_blocks(content: Any, where: str) -> list[Block]:
 def reasoning_block(item: Fields) -> Reasoning:
     """What can be read of a reasoning item (its own text before its summary), and its encrypted form."""
     for key in ("content", "summary"):
-        texts = [block.text for block in content_blocks(item.get(key), f"{item.where}.{key}") if isinstance(block, Text)]
+        texts = [block.text for block in content_blocks(item.get(key), item.at(f"{key}")) if isinstance(block, Text)]
         if texts:
             break
     else:
@@ -69,7 +69,7 @@ def call_block(item: Fields) -> ToolCall:
     name = item.take_str("name") or ("tool_search" if kind == "tool_search_call" else None)
     if not name:
         raise item.error("name", "missing")
-    return ToolCall(id=call_id, name=name, **arguments_of(item.take("arguments"), f"{item.where}.arguments"))
+    return ToolCall(id=call_id, name=name, **arguments_of(item.take("arguments"), item.at("arguments")))
 
 
 def output_block(item: Fields) -> ToolResult:
@@ -82,7 +82,7 @@ def output_block(item: Fields) -> ToolResult:
         failed = inner.get("success") is False
         output = inner.get("content", inner.get("body", inner))
     if isinstance(output, str | list):
-        blocks = content_blocks(output, f"{item.where}.output")
+        blocks = content_blocks(output, item.at("output"))
     elif output is None:
         blocks = []
     else:

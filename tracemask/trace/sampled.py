@@ -25,19 +25,19 @@ def sampled_from_fields(fields: Fields, *, reason: str | None = None) -> Sampled
     inner = fields.get("sampled")
     if isinstance(inner, dict):
         fields.take("sampled")
-        return _whole(inner, f"{fields.where}.sampled")
+        return _whole(inner, fields.at("sampled"))
     key = next((name for name in ID_KEYS if fields.get(name) is not None), None)
     if key is None:
         return None
-    token_ids = ids_from(fields.take(key), f"{fields.where}.{key}")
+    token_ids = ids_from(fields.take(key), fields.at(f"{key}"))
     values: dict[str, Any] = {"token_ids": token_ids, "finish_reason": reason or fields.take_str("finish_reason")}
     for name in PROMPT_KEYS:
         if fields.get(name) is not None:
-            values["prompt_ids"] = ids_from(fields.take(name), f"{fields.where}.{name}")
+            values["prompt_ids"] = ids_from(fields.take(name), fields.at(f"{name}"))
             break
     for name in LOGPROB_KEYS:
         if fields.get(name) is not None:
-            values["logprobs"] = logprobs_from(fields.take(name), len(token_ids), f"{fields.where}.{name}")
+            values["logprobs"] = logprobs_from(fields.take(name), len(token_ids), fields.at(f"{name}"))
             break
     _scalars(fields, values)
     if values["finish_reason"] is None:

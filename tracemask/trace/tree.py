@@ -22,6 +22,7 @@ class Tree:
         self.edges: list[Edge] = []
         self._children: dict[str | None, list[Message]] = {}
         self._ids: set[str] = set()
+        self.fresh: str | None = None  # id of the first message that the last walk or call added
 
     def add(self, message: Message, parent: str | None) -> str:
         """Appends `message` below `parent` (None: a root); its id, made unique."""
@@ -37,7 +38,7 @@ class Tree:
 
     def walk(self, prompt: Sequence[Message], parent: str | None = None) -> str | None:
         """The id of the last message of `prompt` below `parent`; what is not there yet is added as context."""
-        at = parent
+        at, self.fresh = parent, None
         for message in prompt:
             known = next((child for child in self._children.get(at, []) if same(child, message)), None)
             if known is not None:
@@ -47,11 +48,22 @@ class Tree:
                 message.copied = True
                 message.author = "model" if message.author == "policy" else message.author
             at = self.add(message, at)
+            self.fresh = self.fresh or at
         return at
 
     def call(self, prompt: Sequence[Message], reply: Message) -> str:
         """One model call: `reply` was sampled after `prompt`. An equal reply that was context until now is another node."""
-        return self.add(reply, self.walk(prompt))
+        at = self.add(reply, self.walk(prompt))
+        self.fresh = self.fresh or at
+        return at
+
+    def follows(self, name: str, ancestor: str) -> bool:
+        """Whether `ancestor` is on the path from the root to `name`."""
+        parents = {message.id: message.parent for message in self.messages}
+        at: str | None = name
+        while at is not None and at != ancestor:
+            at = parents.get(at)
+        return at is not None
 
     def link(self, kind: EdgeKind, at: str | None, to: str | None, *, trigger: str | None = None, ref: str | None = None
              ) -> None:  # fmt: skip

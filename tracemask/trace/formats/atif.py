@@ -53,13 +53,13 @@ def _check_version(version: str) -> None:
 
 
 def _trajectory(row: Fields, context: Context, trace_id: str, version: str, result: dict[str, Any]) -> list[Trace]:
-    agent = Fields(row.take("agent") or {}, f"{row.where}.agent".lstrip("."))
+    agent = Fields(row.take("agent") or {}, row.at("agent"))
     steps = row.take_list("steps")
     if not steps:
         raise row.error("steps", "missing or empty")
     tree = _Steps(agent.take_str("model_name"), context)
     for index, raw in enumerate(steps):
-        tree.step(Fields(raw, f"{row.where}.steps[{index}]".lstrip(".")), row.get("session_id"))
+        tree.step(Fields(raw, row.at(f"steps[{index}]")), row.get("session_id"))
     inner = row.take_list("subagent_trajectories") or []
     row.take("trajectory_id"), row.take("session_id")
     trace = tree.tree.trace(
@@ -91,6 +91,7 @@ class _Steps:
         self.before: str | None = None  # the last message before a boundary that is not linked yet
         self.system: list[Message] = []
         self.seen_user = False
+        self.handed_over = False  # a boundary came, and the words that carry on have not
 
     def step(self, step: Fields, session: Any) -> None:
         """One step: its message, then the results it observed."""
@@ -98,7 +99,7 @@ class _Steps:
         source = step.take_str("source")
         if source not in ("system", "user", "agent"):
             raise step.error("source", f"unknown source {source!r}", fix="one of system, user, agent")
-        blocks, parts = _content(step.take("message"), f"{step.where}.message")
+        blocks, parts = _content(step.take("message"), step.at("message"))
         extra = step.take_dict("extra") or {}
         copied = step.take_bool("is_copied_context") or False
         results = _results(step)
@@ -130,14 +131,13 @@ class _Steps:
             if self.at is None and not self.tree.messages:
                 self.system.append(message)
             return message
-        first = not self.seen_user
-        self.seen_user = True
-        author = "taskset" if first else "user"
+        author = "model" if self.handed_over else "user" if self.seen_user else "taskset"
+        self.seen_user, self.handed_over = True, False
         return Message(id=name, role="user", author=author, blocks=blocks, parts=parts, copied=copied)
 
     def _reply(self, step: Fields, name: str, blocks: list[Block], parts: bool, copied: bool) -> Message:
         thought = step.take_str("reasoning_content")
-        calls = [_call(raw, f"{step.where}.tool_calls[{i}]") for i, raw in enumerate(step.take_list("tool_calls") or [])]
+        calls = [_call(raw, step.at(f"tool_calls[{i}]")) for i, raw in enumerate(step.take_list("tool_calls") or [])]
         count = step.take_int("llm_call_count")
         model = step.take_str("model_name") or self.model
         before: list[Block] = [] if thought is None else [Reasoning(text=thought)]
@@ -145,7 +145,7 @@ class _Steps:
                           copied=copied)  # fmt: skip
         metrics = step.take("metrics")
         if metrics is not None and not copied and count != 0:
-            message.sampled = self._sampled(Fields(metrics, f"{step.where}.metrics"), count, model)
+            message.sampled = self._sampled(Fields(metrics, step.at("metrics")), count, model)
         if count == 0:
             message.author = "harness"  # dispatched by code, no model was asked
         elif count is not None and count > 1:
@@ -162,13 +162,13 @@ class _Steps:
         raw = metrics.take("completion_token_ids")
         if raw is None or (count or 1) > 1:
             return None
-        ids = ids_from(raw, f"{metrics.where}.completion_token_ids")
+        ids = ids_from(raw, metrics.at("completion_token_ids"))
         prompt = metrics.take("prompt_token_ids")
         logprobs = metrics.take("logprobs")
         values: dict[str, Any] = {
             "token_ids": ids,
-            "prompt_ids": None if prompt is None else ids_from(prompt, f"{metrics.where}.prompt_token_ids"),
-            "logprobs": None if logprobs is None else logprobs_from(logprobs, len(ids), f"{metrics.where}.logprobs"),
+            "prompt_ids": None if prompt is None else ids_from(prompt, metrics.at("prompt_token_ids")),
+            "logprobs": None if logprobs is None else logprobs_from(logprobs, len(ids), metrics.at("logprobs")),
             "model": model,
             "usage": metrics.rest() or None,
         }
@@ -176,7 +176,7 @@ class _Steps:
 
     def _result(self, result: Fields, step: Message, name: str, copied: bool) -> None:
         call_id = result.take_id("source_call_id")
-        blocks, parts = _content(result.take("content"), f"{result.where}.content")
+        blocks, parts = _content(result.take("content"), result.at("content"))
         names = {block.id: block.name for block in step.blocks if isinstance(block, ToolCall)}
         if call_id is not None and call_id not in names:
             raise result.error("source_call_id", f"{call_id!r} is no call of this step", code="TM105")
@@ -190,24 +190,25 @@ class _Steps:
         if blocks or call_id is not None:
             self._append(message)
         for ref in refs:
-            fields = Fields(ref, f"{result.where}.subagent_trajectory_ref")
+            fields = Fields(ref, result.at("subagent_trajectory_ref"))
             target = fields.get("trajectory_id") or fields.get("trajectory_path") or fields.get("session_id")
             self.tree.link("subagent", step.id, None, ref=target if isinstance(target, str) else None)
 
     def _boundary(self, step: Fields, kind: str, results: list[Fields], name: str) -> None:
         """context_management: what came before is gone; the system prompt stays, a summary in the results is context."""
-        self.before = self.before or self.at
-        self.at = None
+        self.before = before = self.before or self.at
+        self.at, self.handed_over = None, True
         for message in self.system:
             copy = message.model_copy(update={"id": f"{message.id}.{name}", "copied": True})
             self._append(copy)
         for index, result in enumerate(results):
-            blocks, parts = _content(result.take("content"), f"{result.where}.content")
+            blocks, parts = _content(result.take("content"), result.at("content"))
             if blocks:  # the summary: another call wrote it, it was never sampled here
+                self.handed_over = False
                 self._append(Message(id=f"{name}.r{index}", role="user", author="model", blocks=blocks, parts=parts))
             for ref in result.take_list("subagent_trajectory_ref") or []:
                 target = Fields(ref, result.where).get("trajectory_id") or Fields(ref, result.where).get("trajectory_path")
-                self.tree.link("subagent", self.before, None, ref=target if isinstance(target, str) else None)
+                self.tree.link("subagent", before, None, ref=target if isinstance(target, str) else None)
         self.context.notes[f"context boundary ({kind})"] += 1
 
 
@@ -222,8 +223,8 @@ def _results(step: Fields) -> list[Fields]:
     observation = step.take("observation")
     if observation is None:
         return []
-    results = Fields(observation, f"{step.where}.observation").take_list("results") or []
-    return [Fields(raw, f"{step.where}.observation.results[{index}]") for index, raw in enumerate(results)]
+    results = Fields(observation, step.at("observation")).take_list("results") or []
+    return [Fields(raw, step.at(f"observation.results[{index}]")) for index, raw in enumerate(results)]
 
 
 def _call(raw: Any, where: str) -> ToolCall:
@@ -250,7 +251,7 @@ def _content(raw: Any, where: str) -> tuple[list[Block], bool]:
         if kind == "text":
             blocks.append(Text(text=part.take_str("text") or ""))
         elif kind in ("image", "audio"):
-            source = Fields(part.take("source"), f"{part.where}.source")
+            source = Fields(part.take("source"), part.at("source"))
             blocks.append(Media(uri=source.take_str("path"), mime=source.take_str("media_type")))
         else:
             blocks.append(Opaque(kind=kind or "unknown", data=part.raw))

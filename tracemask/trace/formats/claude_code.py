@@ -75,8 +75,8 @@ class _Session:
         self.seen_user: set[str | None] = set()
 
     def index(self, line: Line) -> None:
-        """First pass: lines by uuid, replies by message id, results by the reply whose call they answer."""
-        entry = _Entry(line, self.context.where(line.number))
+        """First pass: lines by uuid, replies by message id, calls by the reply that made them."""
+        entry = _Entry(line, f"{self.context.where(line.number)}:")
         self.session = self.session or entry.row.take_str("sessionId")
         self.version = self.version or entry.row.take_str("version")
         agent = entry.row.get("agentId")
@@ -93,12 +93,13 @@ class _Session:
             for part in entry.content:
                 if isinstance(part, dict) and part.get("type") == "tool_use" and isinstance(part.get("id"), str):
                     self.call_group[part["id"]] = entry.group
-        elif entry.call_ids:
-            group = self.call_group.get(entry.call_ids[0])
-            if group is not None:
-                self.results.setdefault(group, []).append(entry)
 
     def trace(self) -> Trace:
+        """Second pass, with all replies known: a result may stand before the line of its call."""
+        for entry in self.entries.values():
+            group = self.call_group.get(entry.call_ids[0]) if entry.type == "user" and entry.call_ids else None
+            if group is not None:
+                self.results.setdefault(group, []).append(entry)
         for entry in self.entries.values():
             self.place(entry)
         if not self.tree.messages:
@@ -187,7 +188,7 @@ class _Session:
         self.placed.update(line.uuid for line in group)
         first = group[0]
         after = self.after(first)
-        head = Fields(first.row.get("message") or {}, f"{first.row.where}:message")
+        head = Fields(first.row.get("message") or {}, first.row.at("message"))
         model, blocks = head.take_str("model"), list[Block]()
         for line in group:
             blocks.extend(_reply_blocks(line))
@@ -222,51 +223,58 @@ class _Session:
         lines = sorted(lines, key=lambda line: order.index(line.call_ids[0]) if line.call_ids[0] in order else len(order))
         at = self.last.get(first.uuid)
         seen: set[str] = set()
-        for line in lines:
-            if line.call_ids[0] in seen:  # answered again after a rewind: a branch of its own
-                self.given(line)
-                continue
-            seen.update(line.call_ids)
-            at = self.user_messages(line, at)
-            self.placed.add(line.uuid)
-        for line in lines:
+        once = [line for line in lines if not seen.intersection(line.call_ids) and not seen.update(line.call_ids)]
+        self.placed.update(line.uuid for line in once)
+        for line in once:
+            at = self.result_messages(line, at)
+        for line in once:  # reminders come after all results
+            at = self.rest_message(line, at)
+        for line in once:
             if at is not None:
-                self.last.setdefault(line.uuid, at)
+                self.last[line.uuid] = at
+        for line in lines:
+            if line not in once:  # answered again after a rewind: a branch of its own
+                self.given(line)
 
     def given(self, entry: _Entry) -> None:
         self.placed.add(entry.uuid)
-        at = self.user_messages(entry, self.after(entry))
+        at = self.rest_message(entry, self.result_messages(entry, self.after(entry)))
         if at is not None:
             self.last[entry.uuid] = at
 
-    def user_messages(self, entry: _Entry, at: str | None) -> str | None:
-        """A user line as tool messages (one a result) and then a user message with what else it holds."""
-        where = f"{entry.row.where}:message"
-        message = Fields(entry.row.get("message"), where)
-        content = message.take("content")
-        parts: list[Any] = [{"type": "text", "text": content}] if isinstance(content, str) else content or []
-        if not isinstance(parts, list):
+    def parts(self, entry: _Entry) -> list[Fields]:
+        message = Fields(entry.row.get("message"), entry.row.at("message"))
+        content = message.get("content")
+        if content is None or isinstance(content, str):
+            content = [{"type": "text", "text": content or ""}]
+        if not isinstance(content, list):
             raise message.error("content", "expected a string or a list of blocks")
-        rest: list[Block] = []
-        number = 0
-        for index, raw in enumerate(parts):
-            part = Fields(raw, f"{where}.content[{index}]")
-            if part.get("type") == "tool_result":
-                name = entry.uuid if number == 0 else f"{entry.uuid}.{number}"
-                result = Message(id=name, role="tool", author="environment", blocks=[_result(part)],
-                                 created=entry.row.get("timestamp"))  # fmt: skip
-                at = self.add(result, entry, at)
-                number += 1
-            else:
-                rest.append(_given_block(part))
-        if rest:
-            text = "".join(block.text for block in rest if isinstance(block, Text))
-            user = Message(id=entry.uuid if number == 0 else f"{entry.uuid}.{number}", role="user",
-                           author=self.author(entry, text, after_results=number > 0), blocks=rest,
-                           created=entry.row.get("timestamp"))  # fmt: skip
-            keep(user, {key: value for key, value in entry.row.rest().items() if key not in ("message", "timestamp")})
-            at = self.add(user, entry, at)
+        parts = cast("list[Any]", content)
+        return [Fields(raw, message.at(f"content[{index}]")) for index, raw in enumerate(parts)]
+
+    def result_messages(self, entry: _Entry, at: str | None) -> str | None:
+        """One tool message for each result of a user line."""
+        results = [part for part in self.parts(entry) if part.get("type") == "tool_result"]
+        for number, part in enumerate(results):
+            name = entry.uuid if number == 0 else f"{entry.uuid}.{number}"
+            message = Message(id=name, role="tool", author="environment", blocks=[_result(part)],
+                              created=entry.row.get("timestamp"))  # fmt: skip
+            at = self.add(message, entry, at)
         return at
+
+    def rest_message(self, entry: _Entry, at: str | None) -> str | None:
+        """One user message with what a user line holds beside results."""
+        parts = self.parts(entry)
+        rest = [_given_block(part) for part in parts if part.get("type") != "tool_result"]
+        if not rest:
+            return at
+        text = "".join(block.text for block in rest if isinstance(block, Text))
+        after_results = len(rest) < len(parts)
+        user = Message(id=f"{entry.uuid}.text" if after_results else entry.uuid, role="user", blocks=rest,
+                       author=self.author(entry, text, after_results=after_results),
+                       created=entry.row.get("timestamp"))  # fmt: skip
+        keep(user, {key: value for key, value in entry.row.rest().items() if key not in ("message", "timestamp")})
+        return self.add(user, entry, at)
 
     def author(self, entry: _Entry, text: str, *, after_results: bool) -> str:
         """Summaries are another call's words; reminders and command echoes the harness's; the first real one the task."""
@@ -283,14 +291,14 @@ class _Session:
 
 def _stop_reason(group: list[_Entry]) -> str | None:
     for line in reversed(group):
-        reason = Fields(line.row.get("message") or {}, f"{line.row.where}:message").take_str("stop_reason")
+        reason = Fields(line.row.get("message") or {}, line.row.at("message")).take_str("stop_reason")
         if reason is not None:
             return reason
     return None
 
 
 def _reply_blocks(line: _Entry) -> list[Block]:
-    where = f"{line.row.where}:message"
+    where = line.row.at("message")
     content = Fields(line.row.get("message"), where).take("content")
     if isinstance(content, str):
         return [Text(text=content)]
@@ -326,7 +334,7 @@ def _result(part: Fields) -> ToolResult:
     parts: list[Any] = [{"type": "text", "text": content}] if isinstance(content, str) else content or []
     if not isinstance(parts, list):
         raise part.error("content", "expected a string or a list of blocks")
-    blocks = [_given_block(Fields(raw, f"{part.where}.content[{index}]")) for index, raw in enumerate(parts)]
+    blocks = [_given_block(Fields(raw, part.at(f"content[{index}]"))) for index, raw in enumerate(parts)]
     return ToolResult(call_id=call_id, content=blocks, is_error=failed)
 
 

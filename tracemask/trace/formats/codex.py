@@ -51,7 +51,7 @@ class _Session:
         self.models: list[str] = []
         self.history_start: int | None = None
         self.copied = False
-        self.seen_user = False
+        self.task = ""
         self.stop: str | None = None
         self.errors: list[str] = []
         self.others: dict[str, int] = {}
@@ -60,9 +60,10 @@ class _Session:
 
     def line(self, line: Line) -> None:
         """One rollout line."""
-        where = self.context.where(line.number)
+        where = f"{self.context.where(line.number)}:"
         row = Fields(line.value, where)
-        kind, payload = row.take_str("type"), Fields(row.take("payload"), f"{where}:payload")
+        kind = row.take_str("type")
+        payload = Fields(row.take("payload"), row.at("payload"))
         if self.history_start is not None:
             ordinal = row.take_int("ordinal")
             self.copied = ordinal is not None and ordinal < self.history_start
@@ -134,7 +135,7 @@ class _Session:
 
     def message(self, item: Fields, number: int, created: str | None) -> None:
         role = item.take_str("role")
-        blocks = content_blocks(item.take("content"), f"{item.where}.content")
+        blocks = content_blocks(item.take("content"), item.at("content"))
         if role == "assistant":
             self.reply(number, created).blocks.extend(blocks)
         elif role in ("user", "developer", "system"):
@@ -149,8 +150,8 @@ class _Session:
         text = next((block.text for block in blocks if isinstance(block, Text)), "")
         if text.lstrip().startswith(_HARNESS):
             return "harness"
-        first, self.seen_user = not self.seen_user, True
-        return "taskset" if first else "user"
+        self.task = self.task or text
+        return "taskset" if text == self.task else "user"
 
     def reply(self, number: int, created: str | None) -> Message:
         """The open reply, or a new one: items of one call are one message."""
@@ -184,7 +185,7 @@ class _Session:
         first, copied = len(self.tree.messages), self.copied
         self.at, self.open, self.copied = None, None, True
         for index, raw in enumerate(history):
-            item = Fields(raw, f"{payload.where}.replacement_history[{index}]")
+            item = Fields(raw, payload.at(f"replacement_history[{index}]"))
             self.item(item, number)
         for message in self.tree.messages[first:]:
             if summary and message.role != "assistant" and summary in message.text():

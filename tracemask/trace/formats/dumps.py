@@ -254,10 +254,15 @@ def _total(raw: Any, where: str) -> float | None:
     return float(sum(values))
 
 
-def _format(name: str, title: str, sniff: Any, read: Any) -> Format:
-    return Format(name=name, title=title, unit=UnitKind.RECORD, fidelity=Fidelity.EXACT, sniff=sniff, read=read)
+def _format(name: str, title: str, sniff: Any, read: Any, known: str) -> Format:
+    return Format(name=name, title=title, unit=UnitKind.RECORD, fidelity=Fidelity.EXACT, sniff=sniff, read=read,
+                  known=frozenset(known.split()))  # fmt: skip
 
 
-SLIME = _format("slime", "slime samples as JSON, JSONL or Parquet", sniff_slime, read_slime)
-VERL = _format("verl", "verl rollout dumps: ids, or text only", sniff_verl, read_verl)
-SKYRL = _format("skyrl", "SkyRL generator batches, or dumped text rows", sniff_skyrl, read_skyrl)
+SLIME = _format("slime", "slime samples as JSON, JSONL or Parquet", sniff_slime, read_slime,
+                "label metadata train_metadata generate_function_path session_id non_generation_time spec_info "
+                "prefix_cache_info multimodal_inputs rollout_routed_experts")  # fmt: skip
+VERL = _format("verl", "verl rollout dumps: ids, or text only", sniff_verl, read_verl,
+               "gts step data_source reward_model ability extra_info index input_ids position_ids")  # fmt: skip
+SKYRL = _format("skyrl", "SkyRL generator batches, or dumped text rows", sniff_skyrl, read_skyrl,
+                "rollout_metrics env_class env_extras data_source is_last_step")  # fmt: skip

@@ -92,7 +92,7 @@ def _sample(raw: dict[str, Any], name: str, evaluation: dict[str, Any], context:
         at = tree.call(prompt, reply)
         tools = declared or tools
         if compacted is not None and before is not None:
-            tree.link("compaction", before, at, trigger=compacted)
+            tree.link("compaction", before, tree.fresh, trigger=compacted)
             compacted = None
         before = at
     listed = chat.messages(sample.take_list("messages") or [], f"{name}.messages")
@@ -181,18 +181,18 @@ class _Chat:
         raw = event.get("input") or []
         if refs:
             raw = [message for start, end in refs for message in pool[start:end]]
-        prompt = self.messages(raw, f"{event.where}.input")
+        prompt = self.messages(raw, event.at("input"))
         for position, message in enumerate(prompt):
             message.id = message.id if message.extra.get("log", {}).get("named") else f"e{index}.{position}"
         return prompt
 
     def _reply(self, event: Fields, index: int) -> Message | None:
-        output = Fields(event.get("output") or {}, f"{event.where}.output")
+        output = Fields(event.get("output") or {}, event.at("output"))
         choices = output.take_list("choices") or []
         if not choices:
             return None
-        choice = Fields(choices[0], f"{output.where}.choices[0]")
-        reply = self.message(choice.take("message"), f"{choice.where}.message", first_user=False)
+        choice = Fields(choices[0], output.at("choices[0]"))
+        reply = self.message(choice.take("message"), choice.at("message"), first_user=False)
         reply.id = f"r{index}"
         reason = choice.take_str("stop_reason")
         reply.finish_reason = "length" if reason in ("max_tokens", "model_length") else reason

@@ -50,7 +50,7 @@ def _events(value: Any, context: Context) -> list[Fields]:
         paths = sorted((path for path in folder.iterdir() if path.suffix == ".json"), key=_number)
         found: list[Fields] = []
         for path in paths:
-            where = f"{context.file.rel}/{path.name}"
+            where = f"{context.file.rel}/{path.name}:"
             try:
                 raw, _ = replace_surrogates(loads(path.read_bytes()))
             except (OSError, ValueError) as error:
@@ -58,7 +58,7 @@ def _events(value: Any, context: Context) -> list[Fields]:
             found.append(Fields(raw, where))
         return found
     items = cast("list[Any]", value) if isinstance(value, list) else [value]
-    return [Fields(item.value, context.where(item.number)) if isinstance(item, Line) else Fields(item, "")
+    return [Fields(item.value, f"{context.where(item.number)}:") if isinstance(item, Line) else Fields(item, "")
             for item in items]  # fmt: skip
 
 
@@ -87,7 +87,7 @@ class _Conversation:
         """One event of either generation."""
         name = event.take_id("id") or f"e{len(self.view)}"
         if event.get("action") == "condensation" or event.get("kind") in ("Condensation", "CondensationEvent"):
-            args = event if event.has("kind") else Fields(event.take("args") or {}, f"{event.where}.args")
+            args = event if event.has("kind") else Fields(event.take("args") or {}, event.at("args"))
             self.condense(args, name)
         elif event.has("kind"):
             self.sdk(event, name)
@@ -100,13 +100,13 @@ class _Conversation:
         kind = event.take_str("kind") or ""
         source = event.take_str("source")
         if kind == "SystemPromptEvent":
-            prompt = Fields(event.take("system_prompt") or {}, f"{event.where}.system_prompt")
+            prompt = Fields(event.take("system_prompt") or {}, event.at("system_prompt"))
             self.append(name, Message(id=name, role="system", author="harness", blocks=[_text(prompt.take("text"))]))
             tools = event.take_list("tools") or []
             self.tools = [tool for tool in tools if isinstance(tool, dict)] or self.tools
         elif kind == "MessageEvent":
             chat = event.take_dict("llm_message") or {}
-            message = self.message(chat, name, source, f"{event.where}.llm_message")
+            message = self.message(chat, name, source, event.at("llm_message"))
             self.append(name, message)
         elif kind == "ActionEvent":
             self.action(event, name)
@@ -130,7 +130,7 @@ class _Conversation:
 
     def action(self, event: Fields, name: str) -> None:
         """An action joins the reply of its llm response: parallel calls are one message."""
-        call = Fields(event.take("tool_call") or {}, f"{event.where}.tool_call")
+        call = Fields(event.take("tool_call") or {}, event.at("tool_call"))
         response = event.take_id("llm_response_id")
         function = call.raw.get("function") if isinstance(call.raw.get("function"), dict) else call.raw
         arguments = cast("dict[str, Any]", function).get("arguments")
@@ -138,7 +138,7 @@ class _Conversation:
         call_id = event.take_id("tool_call_id") or call.take_id("id")
         from tracemask.trace.chat import arguments_of
 
-        block = ToolCall(id=call_id, name=tool, **arguments_of(arguments, f"{call.where}.arguments"))
+        block = ToolCall(id=call_id, name=tool, **arguments_of(arguments, call.at("arguments")))
         if response is not None and response == self.group and self.view[-1][1].role == "assistant":
             self.view[-1][1].blocks.append(block)
             return
@@ -162,7 +162,7 @@ class _Conversation:
 
     def legacy(self, event: Fields, name: str) -> None:
         source, action = event.take_str("source"), event.take_str("action")
-        args = Fields(event.take("args") or {}, f"{event.where}.args")
+        args = Fields(event.take("args") or {}, event.at("args"))
         meta = event.take("tool_call_metadata")
         if action == "system":
             self.append(name, Message(id=name, role="system", author="harness", blocks=[_text(args.get("content"))]))
@@ -182,15 +182,15 @@ class _Conversation:
     def legacy_action(self, action: str, args: Fields, meta: Any, name: str) -> None:
         """With tool_call_metadata the model's own message is there; without, the action is text."""
         if isinstance(meta, dict):
-            call = Fields(meta, f"{args.where}.tool_call_metadata")
+            call = Fields(meta, args.at("tool_call_metadata"))
             self.calls[name] = call.take_id("tool_call_id") or ""
-            response = Fields(call.take("model_response") or {}, f"{call.where}.model_response")
+            response = Fields(call.take("model_response") or {}, call.at("model_response"))
             identity = response.take_id("id")
             if identity is not None and identity == self.group:
                 return  # another call of the same reply
             choices = response.take_list("choices") or []
             if choices and isinstance(choices[0], dict) and isinstance(choices[0].get("message"), dict):
-                self.append(name, self.message(choices[0]["message"], name, "agent", f"{response.where}.choices[0]"))
+                self.append(name, self.message(choices[0]["message"], name, "agent", response.at("choices[0]")))
                 self.group = identity
                 return
         if action in ("change_agent_state", "recall", "null"):

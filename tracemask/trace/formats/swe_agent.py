@@ -84,11 +84,12 @@ def _steps(tree: Tree, row: Fields, context: Context) -> None:
         if query is None:
             context.notes["a step without `query`: its prompt is the history so far"] += 1
         else:
-            prompt = _prompt(query, f"{step.where}.query", index)
+            prompt = _prompt(query, step.at("query"), index)
             at = tree.walk(prompt)
+        fresh = tree.fresh
         tree.add(reply, at)
-        if previous is not None and query is not None and not _follows(tree, reply.id, previous):
-            tree.link("rewrite", previous, reply.id, trigger="history processor")
+        if previous is not None and query is not None and not tree.follows(reply.id, previous):
+            tree.link("rewrite", previous, fresh or reply.id, trigger="history processor")
         previous = at = reply.id
         observation = step.take_str("observation")
         after = steps[index + 1] if index + 1 < len(steps) else None
@@ -97,16 +98,6 @@ def _steps(tree: Tree, row: Fields, context: Context) -> None:
         keep(reply, step.rest())
     if not steps:
         tree.walk(_prompt(row.get("history") or [], "history", 0))
-
-
-def _follows(tree: Tree, name: str, ancestor: str) -> bool:
-    parents = {message.id: message.parent for message in tree.messages}
-    at = parents.get(name)
-    while at is not None:
-        if at == ancestor:
-            return True
-        at = parents.get(at)
-    return False
 
 
 def _observed(tree: Tree, observation: str | None, at: str, index: int) -> str:
@@ -156,9 +147,7 @@ def _prompt(query: list[Any], where: str, step: int) -> list[Message]:
         message = _message(entry, index, f"q{step}.{index}")
         demo = entry.get("is_demo") is True or entry.get("message_type") == "demonstration"
         if message.role == "user":
-            kind = entry.get("message_type")
-            message.author = "harness" if demo else "environment" if answered or kind == "observation" else "taskset"
-            message.author = "harness" if seen_user and not answered and message.author == "taskset" else message.author
+            message.author = "harness" if demo or (seen_user and not answered) else "environment" if answered else "taskset"
             seen_user = seen_user or message.author == "taskset"
         if demo:
             message.copied = message.role == "assistant"
@@ -224,16 +213,16 @@ def _finish(extra: Any) -> str | None:
 def _response(entry: Fields, index: int) -> Message:
     blocks: list[Block] = []
     for position, raw in enumerate(entry.take_list("output") or []):
-        item = Fields(raw, f"{entry.where}.output[{position}]")
+        item = Fields(raw, entry.at(f"output[{position}]"))
         kind = item.get("type")
         if kind == "reasoning":
             blocks.append(reasoning_block(item))
         elif kind in CALLS:
             blocks.append(call_block(item))
         elif kind == "message":
-            blocks.extend(content_blocks(item.get("content"), f"{item.where}.content"))
+            blocks.extend(content_blocks(item.get("content"), item.at("content")))
         else:
-            raise TraceError("TM911", where=f"{item.where}.type", what=f"unknown output item {kind!r}")
+            raise TraceError("TM911", where=item.at("type"), what=f"unknown output item {kind!r}")
     return Message(id=f"m{index}", role="assistant", author="policy", blocks=blocks)
 
 

@@ -38,10 +38,10 @@ def read(value: Any, context: Context) -> Iterable[Trace]:
 def _simulation(run: Fields, info: dict[str, Any], context: Context, index: int) -> Trace:
     messages: list[Message] = []
     for position, raw in enumerate(run.take_list("messages") or []):
-        _append(messages, Fields(raw, f"{run.where}.messages[{position}]"), position, context)
+        _append(messages, Fields(raw, run.at(f"messages[{position}]")), position, context)
     if not messages:
         raise run.error("messages", "missing or empty")
-    reward = Fields(run.take("reward_info") or {}, f"{run.where}.reward_info").take_number("reward")
+    reward = Fields(run.take("reward_info") or {}, run.at("reward_info")).take_number("reward")
     stop, task = run.take_str("termination_reason"), run.take_id("task_id")
     context.notes["the agent's system prompt and tool schemas are not in this log"] += 1
     return Trace(
@@ -64,7 +64,7 @@ def _append(messages: list[Message], entry: Fields, position: int, context: Cont
     several = entry.take("tool_messages")
     if several is not None:
         for number, raw in enumerate(cast("list[Any]", several)):
-            _append(messages, Fields(raw, f"{entry.where}.tool_messages[{number}]"), position, context)
+            _append(messages, Fields(raw, entry.at(f"tool_messages[{number}]")), position, context)
         return
     if role == "tool" and entry.get("requestor") == "user" or role == "user" and entry.get("tool_calls"):
         context.notes["tool use of the user simulator is not in the agent's context"] += 1

@@ -71,7 +71,7 @@ def _task_key(task: Any) -> str | None:
 
 
 def _v1_trace(row: Fields, context: Context, shared: dict[str, Any]) -> Trace:
-    nodes = [Fields(node, f"{row.where}.nodes[{i}]".lstrip(".")) for i, node in enumerate(row.take_list("nodes") or [])]
+    nodes = [Fields(node, row.at(f"nodes[{i}]")) for i, node in enumerate(row.take_list("nodes") or [])]
     calls = _calls(row)
     agent = Fields(row.take("agent") or {}, "agent")
     messages = _messages(nodes, calls)
@@ -124,13 +124,13 @@ def _messages(nodes: list[Fields], calls: dict[int, dict[str, Any]]) -> list[Mes
         parent = node.take_int("parent")
         if parent is not None and not 0 <= parent < index:
             raise node.error("parent", f"{parent} is not a node before {index}", code="TM110")
-        message = message_from_chat(node.take("message"), index, where=f"{node.where}.message",
+        message = message_from_chat(node.take("message"), index, where=node.at("message"),
                                     first_user=not seen_user)  # fmt: skip
         seen_user = seen_user or message.role == "user"
         message.id, message.parent = f"n{index}", None if parent is None else f"n{parent}"
         sampled = node.take_bool("sampled") or False
         before = [] if parent is None else contexts[parent]
-        ids = ids_from(node.take("token_ids") or [], f"{node.where}.token_ids")
+        ids = ids_from(node.take("token_ids") or [], node.at("token_ids"))
         if message.role == "assistant" and not sampled:
             message.author, message.copied = "model", True
         elif sampled:
@@ -165,13 +165,13 @@ def _sampled(node: Fields, ids: list[int], before: list[int] | None, call: dict[
     }
     raw = node.take("logprobs")
     if raw:
-        values["logprobs"] = _spread(raw, inside, len(ids), start, f"{node.where}.logprobs")
+        values["logprobs"] = _spread(raw, inside, len(ids), start, node.at("logprobs"))
     columns: dict[str, list[float]] = {}
     for name, column in _TOKEN_COLUMNS.items():
         raw = node.take(name)
         if raw is None:
             continue
-        spread = _spread(raw, inside, len(ids), start, f"{node.where}.{name}")
+        spread = _spread(raw, inside, len(ids), start, node.at(f"{name}"))
         own = [value for value, flag in zip(spread, inside, strict=True) if flag]
         if name == "advantages" and own and len(set(own)) == 1:
             values["advantage"] = own[0]
@@ -220,7 +220,7 @@ def _link(tree: Tree, nodes: list[Fields]) -> list[Any]:
     for index, node in enumerate(nodes):
         tools = node.take_list("tools") or tools
         for position, raw in enumerate(node.get("semantic_parents") or []):
-            link = Fields(raw, f"{node.where}.semantic_parents[{position}]")
+            link = Fields(raw, node.at(f"semantic_parents[{position}]"))
             kind, source = link.take_str("type") or "", link.take_int("node")
             if source is None or not 0 <= source < len(nodes):
                 raise link.error("node", f"{source} is no node of this trace", code="TM110")
@@ -270,13 +270,14 @@ def _error(error: Any) -> str:
 def _legacy(row: Fields, context: Context) -> Trace:
     """Each step states its whole prompt: equal prefixes are shared, rewritten history forks."""
     tree = Tree()
+    previous: str | None = None
     for index, raw in enumerate(row.take_list("trajectory") or []):
         step = Fields(raw, f"trajectory[{index}]")
         prompt = _side(step, "prompt")
         completion = _side(step, "completion")
         if not completion:
             raise step.error("completion", "missing")
-        at = tree.walk(prompt)
+        at, fresh = tree.walk(prompt), tree.fresh
         reply = completion[0]
         reply.sampled = _legacy_tokens(step)
         if reply.sampled is not None:
@@ -284,6 +285,9 @@ def _legacy(row: Fields, context: Context) -> Trace:
             reply.sampled.reward, reply.sampled.advantage = step.take_number("reward"), step.take_number("advantage")
         keep(reply, step.rest())
         at = tree.add(reply, at)
+        if previous is not None and not tree.follows(at, previous):
+            tree.link("rewrite", previous, fresh or at, trigger="prompt does not extend the last reply")
+        previous = at
         for message in completion[1:]:
             at = tree.walk([message], at)
     for key in ("prompt", "completion", "messages"):
@@ -297,7 +301,7 @@ def _side(step: Fields, key: str) -> list[Message]:
     side = step.take(key)
     if isinstance(side, str):
         side = [{"role": "user" if key == "prompt" else "assistant", "content": side}]
-    messages = messages_from_chat(side or [], where=f"{step.where}.{key}", clean=False)
+    messages = messages_from_chat(side or [], where=step.at(f"{key}"), clean=False)
     for message in messages:
         message.id = f"{'p' if key == 'prompt' else 'c'}{step.where[11:-1]}.{message.id[1:]}"
         if key == "completion" and message.author == "taskset":
@@ -309,18 +313,18 @@ def _legacy_tokens(step: Fields) -> Sampled | None:
     raw = step.take("tokens")
     if raw is None:
         return None
-    tokens = Fields(raw, f"{step.where}.tokens")
-    ids = ids_from(tokens.take("completion_ids"), f"{tokens.where}.completion_ids")
+    tokens = Fields(raw, step.at("tokens"))
+    ids = ids_from(tokens.take("completion_ids"), tokens.at("completion_ids"))
     mask = tokens.take_list("completion_mask")
     inside = [bool(flag) for flag in mask] if mask is not None else [True] * len(ids)
     if len(inside) != len(ids):
         raise tokens.error("completion_mask", f"{len(inside)} entries for {len(ids)} completion_ids", code="TM101")
     values: dict[str, Any] = {"token_ids": ids, "spans": spans_of(inside)}
     if tokens.get("prompt_ids") is not None:
-        values["prompt_ids"] = ids_from(tokens.take("prompt_ids"), f"{tokens.where}.prompt_ids")
+        values["prompt_ids"] = ids_from(tokens.take("prompt_ids"), tokens.at("prompt_ids"))
     logprobs = tokens.take("completion_logprobs")
     if logprobs:
-        spread = _spread(logprobs, inside, len(ids), 0, f"{tokens.where}.completion_logprobs")
+        spread = _spread(logprobs, inside, len(ids), 0, tokens.at("completion_logprobs"))
         values["logprobs"] = spread
     if tokens.take_bool("is_truncated"):
         values["finish_reason"] = "length"

@@ -1,0 +1,127 @@
+"""The hook for people who sample: OpenAI-compatible responses in, our own JSONL out. Knows no client library."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, cast
+
+from tracemask.core.errors import TraceError
+from tracemask.trace.chat import cut_short, message_from_chat, messages_from_chat
+from tracemask.trace.jsonl import Arrays, dumps, to_json
+from tracemask.trace.model import EdgeKind, Source
+from tracemask.trace.sampled import logprobs_from
+from tracemask.trace.tree import Tree
+
+
+class Rollout:
+    """One agent run while it happens. Set `reward`, `rewards`, `truncated`, `stop`, … as plain attributes."""
+
+    def __init__(self, **scalars: Any) -> None:
+        self.__dict__.update(scalars)
+        self._tree, self._tools = Tree(), None
+
+    def call(self, messages: Sequence[Mapping[str, Any]], response: Any, tools: Any = None,
+             *, edge: EdgeKind | None = None, **sampling: Any) -> None:  # fmt: skip
+        """One model call: the messages that were sent and the response (object or dict); sampling: temperature, ….
+
+        edge: why these messages do not extend the last reply, where they do not (compaction, subagent, rewrite, …).
+        vLLM: pass extra_body={"return_token_ids": True} and logprobs=True; SGLang: return_meta_info and logprobs.
+        Raises TraceError TM911, TM101 naming the field.
+        """
+        number = len(self._tree.messages)
+        raw = response if isinstance(response, Mapping) else response.model_dump()
+        reply = message_from_chat(reply_of(raw) | sampling, number, where="response")
+        prompt = messages_from_chat(messages)
+        for index, message in enumerate(prompt):
+            message.id = f"m{number}.{index}"
+        last = self._tree.messages[-1].id if self._tree.messages else None
+        self._tree.call(prompt, reply)
+        if edge is not None:
+            self._tree.link(edge, last, self._tree.fresh)
+        self._tools = tools or self._tools
+
+    def add(self, *messages: Mapping[str, Any]) -> None:
+        """Messages after the last reply that no further call will repeat: a last tool result, a verifier's word."""
+        last = self._tree.messages[-1].id if self._tree.messages else None
+        more = messages_from_chat(messages)
+        for message in more:
+            message.author = "user" if last and message.author == "taskset" else message.author
+        self._tree.walk(more, last)
+
+
+class Recorder:
+    """Appends finished rollouts to a JSONL file, one locked and synced write each: a crash loses only what still ran.
+
+    >>> recorder = Recorder("rollouts.jsonl")
+    >>> with recorder.rollout(id="7-0", group_id="7") as rollout:
+    ...     rollout.call(messages, client.chat.completions.create(messages=messages, ...))
+    ...     rollout.reward = 1.0
+    """
+
+    def __init__(self, path: str | os.PathLike[str], *, arrays: Arrays = Arrays.LIST) -> None:
+        self.path, self.arrays = os.fspath(path), arrays
+
+    @contextlib.contextmanager
+    def rollout(self, id: str, **scalars: Any) -> Iterator[Rollout]:
+        """A rollout that is written when the block ends; an exception is recorded in `errors` and goes on."""
+        rollout = Rollout(id=id, **scalars)
+        try:
+            yield rollout
+        except Exception as error:
+            rollout.__dict__.setdefault("errors", []).append(f"{type(error).__name__}: {error}")
+            raise
+        finally:
+            self._append(rollout)
+
+    def _append(self, rollout: Rollout) -> None:
+        known = {key: value for key, value in vars(rollout).items() if not key.startswith("_")}
+        known.setdefault("truncated", cut_short(rollout._tree.messages))
+        trace = rollout._tree.trace(tools=rollout._tools, source=Source(format="tracemask", importer="recorder"), **known)
+        line = dumps(to_json(trace, arrays=self.arrays)) + b"\n"
+        with open(self.path, "ab+") as file:
+            _lock(file.fileno())
+            if file.seek(0, os.SEEK_END) and (file.seek(-1, os.SEEK_END), file.read(1))[1] != b"\n":
+                line = b"\n" + line  # an earlier process died while it wrote: its half line ends here
+            file.write(line)
+            file.flush()
+            os.fsync(file.fileno())
+
+
+def _lock(handle: int) -> None:
+    """Keeps other recorders of this file out until it is closed (POSIX; elsewhere one process may write a file)."""
+    with contextlib.suppress(ImportError):
+        import fcntl
+
+        fcntl.flock(handle, fcntl.LOCK_EX)
+
+
+def reply_of(response: Mapping[str, Any]) -> dict[str, Any]:
+    """The first choice as a chat message with token_ids, logprobs, prompt_ids and finish_reason where the engine says."""
+    choices = response.get("choices")
+    if not choices:
+        raise TraceError("TM911", where="response.choices", what="missing or empty")
+    choice = cast("dict[str, Any]", choices[0])
+    message = {key: value for key, value in (choice.get("message") or {}).items() if value is not None}
+    reply: dict[str, Any] = {"role": "assistant", **message, "finish_reason": choice.get("finish_reason")}
+    ids, logprobs = _ids_and_logprobs(choice)
+    if ids is not None:
+        prompt = response.get("prompt_token_ids") or choice.get("prompt_token_ids")
+        reply |= {"token_ids": ids, "logprobs": logprobs, "prompt_ids": prompt, "model": response.get("model")}
+        reply["usage"] = response.get("usage")
+    return {key: value for key, value in reply.items() if value is not None}
+
+
+def _ids_and_logprobs(choice: dict[str, Any]) -> tuple[list[int] | None, list[float | None] | None]:
+    """vLLM: choice.token_ids and logprobs.content; SGLang: meta_info.output_token_logprobs = [[logprob, id, text], …]."""
+    meta = (choice.get("meta_info") or {}).get("output_token_logprobs")
+    if meta:
+        return [entry[1] for entry in meta], [entry[0] for entry in meta]
+    content = (choice.get("logprobs") or {}).get("content")
+    ids = choice.get("token_ids")
+    if ids is None and content and all(str(entry.get("token", "")).startswith("token_id:") for entry in content):
+        ids = [int(entry["token"].removeprefix("token_id:")) for entry in content]
+    if ids is None:
+        return None, None
+    return ids, None if content is None else logprobs_from(content, len(ids), "response.logprobs")
