@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -91,15 +91,15 @@ def _component(component: ComponentAudit, found: Audit, limit: int) -> list[str]
         f"{lengths[0]:,} to {lengths[-1]:,} each; divided by {component.in_force}"
     )
     shown, rest = _shown(component, limit)
+    whole = {name: component.per_rollout(name) for name in NAMES}
     return [
         head,
         *taken,
         "  weight of one token",
-        *_table(component, shown, component.per_token),
+        *_table(component, shown, component.per_token, ("shortest / longest", component.token_ratio)),
         "  weight of the whole rollout (tokens × weight of one)",
-        *_table(component, shown, {name: component.per_rollout(name) for name in NAMES}),
+        *_table(component, shown, whole, ("longest / shortest", component.rollout_ratio)),
         *([f"    … {rest} more rollouts"] if rest else []),
-        *_ratios(component),
         *(f"  {sentence}" for sentence in _words(component)),
     ]
 
@@ -112,36 +112,39 @@ def _shown(component: ComponentAudit, limit: int) -> tuple[list[int], int]:
     return kept[np.argsort(-push, kind="stable")][:limit].tolist(), len(kept) - limit
 
 
-def _table(component: ComponentAudit, rollouts: list[int], values: dict[str, np.ndarray]) -> list[str]:
+def _table(
+    component: ComponentAudit,
+    rollouts: list[int],
+    values: dict[str, np.ndarray],
+    ratio: tuple[str, Callable[[str], float]],
+) -> list[str]:
     names = [f"{name}*" if name == component.in_force else name for name in NAMES]
     widths = [max(9, len(name) + 1) for name in names]
-    label = max(7, *(len(_short(component.labels[at])) for at in rollouts))
-    header = " ".join(f"{name:>{width}}" for name, width in zip(names, widths, strict=True))
-    out = [f"    {'rollout':<{label}} {'tokens':>6} {'A':>6} {header}"]
+    label = max(18, *(len(_short(component.labels[at])) for at in rollouts))
+
+    def line(first: str, tokens: str, advantage: str, cells: Iterable[str]) -> str:
+        columns = " ".join(f"{cell:>{width}}" for cell, width in zip(cells, widths, strict=True))
+        return f"    {first:<{label}} {tokens:>6} {advantage:>6} {columns}"
+
+    out = [line("rollout", "tokens", "A", names)]
     for at in rollouts:
-        cells = " ".join(f"{_number(values[name][at]):>{width}}" for name, width in zip(NAMES, widths, strict=True))
         advantage = "–" if math.isnan(component.advantage[at]) else f"{component.advantage[at]:+.2f}"
-        out.append(f"    {_short(component.labels[at]):<{label}} {component.tokens[at]:>6} {advantage:>6} {cells}")
-    return out
-
-
-def _ratios(component: ComponentAudit) -> list[str]:
-    if component.tokens[component.kept[0]] == component.tokens[component.kept[-1]]:
-        return ["  all rollouts are equally long: every normalizer treats them alike, up to a constant"]
-    token = " · ".join(f"{name} {_number(component.token_ratio(name))}" for name in NAMES)
-    whole = " · ".join(f"{name} {_number(component.rollout_ratio(name))}" for name in NAMES)
-    return [f"  token of the shortest / of the longest: {token}", f"  longest rollout / shortest: {whole}"]
+        cells = (_number(values[name][at]) for name in NAMES)
+        out.append(line(_short(component.labels[at]), str(component.tokens[at]), advantage, cells))
+    return [*out, line(ratio[0], "", "", (_number(ratio[1](name)) for name in NAMES))]
 
 
 def _words(component: ComponentAudit) -> list[str]:
     out = []
     name, kept = component.in_force, component.kept
+    if component.tokens[kept[0]] == component.tokens[kept[-1]]:
+        out.append("All rollouts are equally long: every normalizer treats them alike, up to a constant.")
     token, whole = component.token_ratio(name), component.rollout_ratio(name)
     if token > 1.01:
         out.append(f"Under {name} a token of the shortest rollout weighs {_number(token)} times one of the longest.")
     elif whole > 1.01:
         out.append(
-            f"Under {name} every token weighs the same, so the longest rollout counts {_number(whole)} times the shortest."
+            f"Under {name} tokens weigh alike, so the longest rollout counts {_number(whole)} times the shortest."
         )
     if not component.uses_advantage:
         return out
