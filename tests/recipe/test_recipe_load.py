@@ -17,7 +17,7 @@ from tracemask.recipe.estimators import OVER_ALL, PER_GROUP
 from tracemask.recipe.load import from_text, preset_names, preset_text
 from tracemask.recipe.model import PER_TOKEN, EstimatorName
 from tracemask.recipe.normalize import NORMALIZERS
-from tracemask.recipe.schema import recipe_schema, schema_text
+from tracemask.recipe.schema import recipe_schema
 from tracemask.recipe.terms import TERMS
 
 ROOT = Path(__file__).parents[2]
@@ -68,7 +68,7 @@ def test_the_schema_refuses_what_the_models_refuse() -> None:
 
 def test_the_published_schema_is_the_models_own() -> None:
     published = ROOT / "schemas" / "recipe.v1.schema.json"
-    assert published.read_text("utf-8") == schema_text(), "run `make regen`"
+    assert json.loads(published.read_text("utf-8")) == recipe_schema(), "run `make regen`"
 
 
 def test_tables_and_schema_names_agree() -> None:
@@ -145,6 +145,19 @@ def test_k1_as_a_loss_is_refused_unless_named_compat() -> None:
     assert fault(plain).code == "TM951"
     for fine in ({"compat": True}, {"through_ratio": True}):
         Recipe.load({"kl": {"term": "kl", "options": {"estimator": "k1"} | fine}})
+
+
+def test_a_clamped_kl_is_refused_unless_named_compat() -> None:
+    clamped = {"kl": {"term": "kl", "options": {"estimator": "k3", "clamp": 10.0}}}
+    assert fault(clamped).code == "TM951"
+    Recipe.load({"kl": {"term": "kl", "options": {"estimator": "k3", "clamp": 10.0, "compat": True}}})
+
+
+def test_counting_after_rejection_belongs_to_the_token_mean_of_a_step() -> None:
+    Recipe.load({"ce": {"term": "ce", "normalizer": {"name": "token_mean", "count": "after_rejection"}}})
+    for name, more in (("sequence_mean", {}), ("token_mean", {"scope": "sequence"})):
+        normalizer = {"name": name, "count": "after_rejection", **more}
+        assert "belongs to" in str(fault({"ce": {"term": "ce", "normalizer": normalizer}}))
 
 
 def test_kl_names_what_it_is_against_as_a_need() -> None:

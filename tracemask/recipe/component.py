@@ -60,12 +60,13 @@ class RoleWeight(Strict):
 class Normalizer(Strict):
     """How a component's denominator is counted.
 
-    count: tokens with weight ≠ 0, or every observation token of the rollout. length: L_max of `constant`.
+    count: tokens with weight ≠ 0; every observation token of the rollout; or those that the term did not reject (clip
+    and importance masks), which the loss knows only after a log-prob pass of its own. length: L_max of `constant`.
     empty: rollouts in which nothing is counted stay in N, or are left out (`sequence_mean` alone).
     """
 
     name: NormalizerName = "token_mean"
-    count: Literal["selected", "all_observations"] = "selected"
+    count: Literal["selected", "all_observations", "after_rejection"] = "selected"
     scope: Literal["step", "sequence"] | None = None
     length: int | None = Field(default=None, ge=1)
     empty: Literal["keep", "leave_out"] = "keep"
@@ -80,6 +81,8 @@ class Normalizer(Strict):
             raise ValueError('empty = "leave_out" is an option of "sequence_mean" alone')
         if self.count == "all_observations" and self.name not in ("token_mean", "sequence_mean"):
             raise ValueError('count = "all_observations" belongs to "token_mean" or "sequence_mean"')
+        if self.count == "after_rejection" and self.effective != "token_mean":
+            raise ValueError('count = "after_rejection" belongs to "token_mean" over the step')
         if self.scope is not None and self.name not in ("token_mean", "sequence_mean"):
             raise ValueError(f"normalizer {self.name!r} has a fixed scope; leave scope out")
         if self.name == "sequence_mean" and self.scope == "step":

@@ -54,6 +54,8 @@ def denominator_text(component: Component) -> str:
         text += f" L_max = {spec.length}."
     if spec.count == "all_observations":
         text += " Counted: every observation token, selected or not."
+    if spec.count == "after_rejection":
+        text += " Counted: tokens that clip and importance masks keep, after a log-prob pass."
     if spec.empty == "leave_out":
         text += " N counts rollouts with something counted."
     return text

@@ -160,6 +160,13 @@ def _refuse(recipe: Recipe, *, where: str) -> None:
     """Estimators whose gradient is not what their name says are refused unless named `compat`."""
     for name, component in recipe.components.items():
         options = component.options
+        if isinstance(options, KlOptions) and options.clamp is not None and not options.compat:
+            raise RecipeError(
+                "TM951",
+                where=f"{where}: {name}.options.clamp",
+                what="a clamped log-ratio has gradient 0 exactly where the policies differ most",
+                fix="leave clamp out; compat = true reproduces a published run",
+            )
         if (
             isinstance(options, KlOptions)
             and options.estimator == "k1"

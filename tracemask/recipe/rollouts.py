@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +11,7 @@ import numpy as np
 from tracemask.core.errors import RecipeError
 from tracemask.recipe.model import Recipe
 
-Scalars = dict[str, Sequence[Any]]
+Scalars = Mapping[str, Sequence[Any]]
 
 
 @dataclass(frozen=True, slots=True)

@@ -87,9 +87,10 @@ class KlOptions(TermOptions):
     through_ratio: bool = Field(
         False, description="multiply by the live ratio r, so that k1 and k3 get KL(π‖ref)'s gradient"
     )
-    compat: bool = Field(
-        False, description="accept plain k1, whose expected gradient is 0, to reproduce a published run"
+    clamp: float | None = Field(
+        default=None, gt=0, description="cut d at ±clamp, which kills its gradient: compat only"
     )
+    compat: bool = Field(False, description="accept plain k1 or a clamp, to reproduce a published run")
 
 
 @dataclass(frozen=True, slots=True)

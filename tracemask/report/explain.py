@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,6 +14,7 @@ from tracemask.recipe import Recipe
 from tracemask.recipe.advantage import Advantages, compute
 from tracemask.recipe.audit import Audit, ComponentAudit, audit
 from tracemask.recipe.normalize import NORMALIZERS
+from tracemask.recipe.rollouts import Scalars
 from tracemask.recipe.select import TokenBytes
 from tracemask.store.row import Row
 
@@ -57,7 +58,7 @@ class Explanation:
 def explain(
     recipe: Recipe | str,
     rows: Iterable[Row],
-    scalars: dict[str, Sequence[Any]],
+    scalars: Scalars,
     *,
     token_bytes: TokenBytes | None = None,
 ) -> Explanation:
