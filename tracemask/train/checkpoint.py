@@ -22,6 +22,7 @@ from torch import nn
 
 from tracemask.core.errors import TrainError
 from tracemask.train.distributed import World
+from tracemask.train.model import quiet
 
 STATE = "state.json"
 _NAME = re.compile(r"step-(\d{8})$")
@@ -79,20 +80,6 @@ def _alone(world: World) -> Iterator[None]:
         if world.size == 1:
             warnings.filterwarnings("ignore", message="torch.distributed is disabled")
         yield
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """No progress bars of transformers within."""
-    from transformers.utils import logging
-
-    shown = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if shown:
-            logging.enable_progress_bar()
 
 
 def _sync(folder: Path) -> None:
@@ -166,7 +153,7 @@ def export(folder: Path, *, module: nn.Module, model: Any, source: str | None, w
         shutil.rmtree(temporary, ignore_errors=True)
         used = model.config._attn_implementation
         model.config._attn_implementation = "sdpa"  # the exported folder must load without us
-        with _quiet():
+        with quiet():
             model.save_pretrained(temporary, state_dict=own)
         model.config._attn_implementation = used
         for name in _TOKENIZER_FILES:

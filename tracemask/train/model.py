@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -86,10 +88,25 @@ def load(path: str, *, dtype: torch.dtype = torch.float32, attention: str = "seg
         raise UsageError("TM901", where=path, what=f"no model: {_first_line(error)}", fix="--model FOLDER") from error
     refuse_config(config)
     try:
-        model = transformers.AutoModelForCausalLM.from_pretrained(path, dtype=dtype)
+        with quiet():
+            model = transformers.AutoModelForCausalLM.from_pretrained(path, dtype=dtype)
     except (OSError, ValueError) as error:
         raise UsageError("TM901", where=path, what=f"no model: {_first_line(error)}", fix="--model FOLDER") from error
     return use_attention(model, attention)
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """No progress bars of transformers within: what is shown belongs to the command line."""
+    from transformers.utils import logging
+
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
 
 
 def _folder(path: str) -> None:

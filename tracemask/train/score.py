@@ -1,0 +1,159 @@
+"""Log-probs of stored tokens under a model, written into new shards. Knows no recipe: facts in, facts out."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from enum import Enum
+from typing import Any
+
+import numpy as np
+import torch
+
+from tracemask.core.errors import TrainError, UsageError
+from tracemask.recipe.select import sampled_tokens
+from tracemask.recipe.step import LaidRow
+from tracemask.store.row import Row
+from tracemask.train.batching import name_of, selected, work_of
+from tracemask.train.config import Packing
+from tracemask.train.model import load, probe, text_config
+from tracemask.train.plan import Rollout, fill, grow
+from tracemask.train.step import PolicyStep, read_logprobs
+
+
+class As(str, Enum):
+    """Which column the log-probs become."""
+
+    REF = "ref"  # ref_logprob: the reference policy
+    OLD = "old"  # old_logprob: the proximal policy
+    SCORE = "score"  # score_logprob: to compare with the sampler's
+
+
+class Which(str, Enum):
+    """Which tokens are scored; the rest, and every row's first token, are NaN."""
+
+    SAMPLED = "sampled"
+    ALL = "all"
+
+
+@dataclass(slots=True)
+class Scored:
+    """What a run scored. mean_gap, max_gap: |log-prob − the sampler's| over tokens that have both (NaN: none has)."""
+
+    out: str
+    column: str
+    rows: int = 0
+    tokens: int = 0
+    compared: int = 0
+    mean_gap: float = float("nan")
+    max_gap: float = float("nan")
+
+    def to_json(self) -> dict[str, Any]:
+        """A plain dict; NaN becomes None."""
+        return {name: None if value != value else value for name, value in asdict(self).items()}
+
+
+class Scorer:
+    """Log-probs row by row; rows of a group are computed together, their shared beginnings once."""
+
+    def __init__(self, dataset: Any, model: Any, *, which: Which = Which.SAMPLED, tokens_per_batch: int = 8192) -> None:
+        from tracemask.store.stream import group_rows
+
+        self.dataset, self.which, self.budget = dataset, which, tokens_per_batch
+        self.step = PolicyStep(model, None).eval()
+        self.device = next(model.parameters()).device
+        self.dtype = torch.float64 if next(model.parameters()).dtype == torch.float64 else torch.float32
+        self.groups = list(group_rows(dataset)[0].values())
+        self.home = {row: at for at, rows in enumerate(self.groups) for row in rows}
+        self.ready: dict[int, np.ndarray] = {}
+
+    def __call__(self, index: int) -> np.ndarray:
+        """float32[T] of row `index`, NaN where nothing is scored."""
+        if index not in self.ready:
+            self._read(self.groups[self.home[index]])
+        return self.ready.pop(index)
+
+    def _read(self, rows: list[int]) -> None:
+        laid = {row: self._laid(self.dataset.row(row)) for row in rows}
+        rollouts = [Rollout(name_of(one.row), (row,), (np.asarray(one.row["token_ids"]),)) for row, one in laid.items()]
+        budget = max(self.budget, *(one.tokens for one in rollouts))
+        for micro in fill(grow(rollouts, budget=budget, packing=Packing.AUTO), budget=budget):
+            layout = micro.lay_out()
+            members = [laid[row] for row in micro.rows]
+            lp = read_logprobs(self.step, work_of(layout, members, device=self.device, dtype=self.dtype))
+            values, at = lp.float().cpu().numpy(), 0
+            for row, one in zip(micro.rows, members, strict=True):
+                places = selected(one, len(one.row))
+                out = np.full(len(one.row), np.nan, np.float32)
+                out[places] = values[at : at + len(places)]
+                self.ready[row], at = out, at + len(places)
+
+    def _laid(self, row: Row) -> LaidRow:
+        chosen = np.ones(len(row), bool) if self.which is Which.ALL else sampled_tokens(row).copy()
+        chosen[0] = False
+        stream = {"read": chosen.astype(np.float32)}
+        return LaidRow(row, stream, {"read": np.ones(len(row))}, np.zeros(len(row)), row.index, 0)
+
+
+def score(
+    data: str,
+    *,
+    model: str,
+    out: str,
+    as_: As | str = As.SCORE,
+    which: Which | str = Which.SAMPLED,
+    tokens_per_batch: int = 8192,
+    dtype: str = "float32",
+    force: bool = False,
+    observer: Any = None,
+) -> Scored:
+    """Write `data` again at `out` with the log-probs of `model` as a column; an interrupted run goes on where it was.
+
+    observer: called with the number of rows done. Raises TM501 for foreign data, TM506 for a model of another
+    vocabulary, TM960 for one that cannot be computed exactly.
+    """
+    from tracemask.store.derive import add_columns
+    from tracemask.store.reader import open_dataset
+
+    dataset = open_dataset(data)
+    if dataset.kind != "tracemask":
+        raise UsageError(
+            "TM501", where=data, what="score writes our shards, and this is foreign data", fix="convert it"
+        )
+    column = f"{As(as_).value}_logprob"
+    network: Any = load(model, dtype=torch.float64 if dtype == "float64" else torch.float32)
+    vocab = int(text_config(network.config).vocab_size)
+    if int(dataset.metadata.get("vocab_size") or 0) > vocab:
+        what = f"the model knows {vocab} ids, the shards' tokenizer has {dataset.metadata['vocab_size']}"
+        raise TrainError("TM506", where=model, what=what, fix="score with a model of the same tokenizer")
+    probe(network, vocab=vocab)
+    scorer = Scorer(dataset, network, which=Which(which), tokens_per_batch=tokens_per_batch)
+    found, gaps = Scored(out, column), []
+
+    def columns(row: Row) -> dict[str, np.ndarray]:
+        values = scorer(row.index)
+        sampler = row.get("logprob")
+        found.rows += 1
+        found.tokens += int(np.isfinite(values).sum())
+        if sampler is not None:
+            both = np.isfinite(values) & np.isfinite(sampler)
+            gaps.append(np.abs(values[both] - sampler[both]))
+        if observer is not None:
+            observer(found.rows)
+        return {column: values}
+
+    config = {"score": column, "model": _identity(model), "which": Which(which).value, "dtype": dtype}
+    add_columns(dataset, out, columns, config=config, force=force)
+    gap = np.concatenate(gaps) if gaps else np.empty(0)
+    if len(gap):
+        found.compared, found.mean_gap, found.max_gap = len(gap), float(gap.mean()), float(gap.max())
+    return found
+
+
+def _identity(model: str) -> str:
+    """What names the weights: the hashes of their files, else the name given."""
+    from pathlib import Path
+
+    from tracemask.core.fingerprint import file_sha256, fingerprint
+
+    files = sorted(Path(model).glob("*.safetensors")) if Path(model).is_dir() else []
+    return fingerprint(*(file_sha256(path) for path in files)) if files else model
