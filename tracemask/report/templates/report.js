@@ -3,7 +3,7 @@
   const started = performance.now();
   const $ = (id) => document.getElementById(id);
   const D = JSON.parse($("data").textContent);
-  const AUTHORS = D.authors, FOLD = 60, SLICE = 3000;
+  const AUTHORS = D.authors, FOLD = 60, SLICE = 3000, PAGE = 80;
   const bytes = (text) => Uint8Array.from(atob(text), (c) => c.charCodeAt(0));
   const u16 = (text) => { const b = bytes(text); return new Uint16Array(b.buffer, 0, b.length >> 1); };
   const u32 = (text) => { const b = bytes(text); return new Uint32Array(b.buffer, 0, b.length >> 2); };
@@ -84,14 +84,25 @@
     $("rowfacts").textContent = [num(row.n) + " tokens", num(trained) + " in the loss (" + (row.n ? (100 * trained / row.n).toFixed(1) : "0") + " %)", ...row.facts].join("  ·  ");
     const list = $("rowfindings"); list.textContent = "";
     for (const f of row.findings) list.append(findingLine(f, at));
-    const box = $("tokens"), part = document.createDocumentFragment();
-    lazily.disconnect(); box.textContent = "";
-    for (let i = 0; i < row.runs.length; i++) part.append(segment(row, i));
+    lazily.disconnect(); $("tokens").textContent = "";
+    const mine = row, more = () => {
+      if (row !== mine) return;
+      build($("tokens").children.length + PAGE);
+      if ($("tokens").children.length < row.runs.length) requestAnimationFrame(more);
+    };
+    more();
+  }
+  // Segments up to `count`, appended in order; long rows are built a page a frame.
+  function build(count) {
+    const box = $("tokens"), part = document.createDocumentFragment(), upTo = Math.min(count, row.runs.length);
+    for (let i = box.children.length; i < upTo; i++) part.append(segment(row, i));
     box.append(part);
   }
 
   function go(token, flash) {
-    const index = runAt(row, token), seg = $("tokens").children[index];
+    const index = runAt(row, token);
+    build(index + 1);
+    const seg = $("tokens").children[index];
     if (!seg) return;
     seg.open();
     const find = (tries) => {
