@@ -141,7 +141,8 @@ def match(lists: Iterable[str], scalars: Iterable[str], mapping: Mapping[str, st
     tokens = {ours: found for ours, names in TOKEN_NAMES.items() if (found := given.get(ours) or first(names, lists))}
     tokens = {ours: theirs for ours, theirs in tokens.items() if theirs in lists and theirs != ids}
     tokens |= {ours: theirs for ours, theirs in given.items() if theirs in lists and ours not in ("token_ids", *tokens)}
-    used = {ids, prompt, completion, *tokens.values(), *(name for names in _PROMPT_OF.values() for name in names)}
+    apart = () if ids else (prompt, completion)  # beside whole rows they stay: check compares them with the ids
+    used = {ids, *apart, *tokens.values(), *(name for names in _PROMPT_OF.values() for name in names)}
     tokens |= {name: name for name in lists if name not in used and name not in tokens}
     known = {ours: found for ours, names in SCALAR_NAMES.items() if (found := given.get(ours) or first(names, scalars))}
     known = {ours: theirs for ours, theirs in known.items() if theirs in scalars}

@@ -90,6 +90,21 @@ class Manifest(Document):
 D = TypeVar("D", Receipt, Manifest)
 
 
+def schema() -> dict[str, Any]:
+    """The published JSON Schema of manifest.json; a receipt is its definition `Receipt`."""
+    published = Manifest.model_json_schema()
+    receipt = Receipt.model_json_schema()
+    definitions = {**receipt.pop("$defs", {}), **published.pop("$defs", {}), "Receipt": receipt}
+    properties = {**published["properties"], "seal": {"type": "string", "description": "sha256 of everything else"}}
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "$id": "tracemask/manifest.v1.schema.json",
+        **published,
+        "properties": properties,
+        "$defs": dict(sorted(definitions.items())),
+    }
+
+
 def seal(document: Document) -> bytes:
     """The document's one spelling, with the hash of its content inside; any changed byte is found by `unseal`."""
     content = document.model_dump(mode="json")

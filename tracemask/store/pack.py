@@ -14,6 +14,7 @@ import numpy as np
 
 from tracemask.core.errors import StoreError
 from tracemask.core.finding import Finding, Place
+from tracemask.store.foreign_names import COMPLETION_IDS, PROMPT_IDS
 from tracemask.store.row import Row
 
 PACKING_VERSION = "best-fit-1"
@@ -116,17 +117,19 @@ def cut(row: Row, length: int, *, side: Side | str = Side.TAIL) -> Row:
 
     side TAIL keeps the first tokens and marks the row truncated: its end is no longer the rollout's end. side HEAD
     keeps the last ones; the first of them has no context any more and must not be trained. n_tokens, n_sampled follow.
-    StoreError TM101 where the columns' lengths differ: a cut would misalign them.
+    StoreError TM101 where the columns' lengths differ: a cut would misalign them. Prompt and completion ids that a
+    foreign row has beside its ids are left out.
     """
     total = len(row)
-    for name, values in row.columns.items():
+    per_token = {name: values for name, values in row.columns.items() if name not in (*PROMPT_IDS, *COMPLETION_IDS)}
+    for name, values in per_token.items():
         if len(values) != total:
             what = f"column {name!r} has {len(values)} entries for {total} ids"
             raise StoreError("TM101", where=f"row {row.index}", what=what, fix="repair the row before cutting it")
     if length >= total:
         return row
     kept = slice(0, length) if Side(side) is Side.TAIL else slice(total - length, total)
-    columns = {name: values[kept] for name, values in row.columns.items()}
+    columns = {name: values[kept] for name, values in per_token.items()}
     scalars = dict(row.scalars)
     scalars["n_tokens"] = length
     if "sampled" in columns:

@@ -14,9 +14,8 @@ from tracemask.core.fingerprint import fingerprint
 from tracemask.store.folder import open_folder
 from tracemask.store.manifest import MANIFEST, SHARD_SUFFIX, check_size, read_manifest
 from tracemask.store.row import Row
+from tracemask.store.schema import METADATA_KEY
 from tracemask.store.shard import OpenShard
-
-_SHARED = ("format_version", "vocab_size", "template_sha256", "renderer_version", "profile")
 
 
 class ShardInfo(NamedTuple):
@@ -170,17 +169,17 @@ def _is_ours(path: str) -> bool:
 
 
 def _try_shard(path: str, columns: tuple[str, ...] | None) -> OpenShard | None:
-    """The shard at `path`; None where it is a whole Arrow file of somebody else."""
-    try:
-        return OpenShard(path, where=path, columns=_read_columns(columns))
-    except StoreError as error:
-        if error.code == "TM501":
+    """The shard at `path`; None where it is an Arrow file of somebody else."""
+    import pyarrow as pa
+
+    with open(path, "rb") as file:
+        if file.read(6) != b"ARROW1":
             return None
-        with open(path, "rb") as file:
-            ours = file.read(6) == b"ARROW1"
-        if ours:
-            raise
-        return None
+    try:
+        ours = METADATA_KEY in (pa.ipc.open_file(path).schema.metadata or {})
+    except (pa.ArrowInvalid, OSError):
+        ours = True  # cut short: let the shard's own error say so
+    return OpenShard(path, where=path, columns=_read_columns(columns)) if ours else None
 
 
 def _read_columns(columns: tuple[str, ...] | None) -> tuple[str, ...] | None:
