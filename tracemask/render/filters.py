@@ -28,7 +28,7 @@ from tracemask.render.provenance import (
     tagged,
 )
 from tracemask.render.provenance import join as join_text
-from tracemask.render.spelling import json_text, literal_only, printf, text_of
+from tracemask.render.spelling import json_text, printf, text_of
 
 MAX_LIST = 100_000
 REFUSED = ("random", "striptags", "urlize", "wordwrap", "xmlattr")
@@ -136,11 +136,11 @@ def url_encoded(value: Any) -> str:
 
 def pretty(value: Any) -> str:
     """`pprint`."""
-    literal_only(value if isinstance(value, str) else "", "the filter pprint")
-    result = FILTERS["pprint"](value)
     tag = coarse(tag_of(value))
-    if tag is None and not isinstance(value, (str, int, float)):
-        raise Untraceable("the filter pprint on a container")
+    single = len(runs_of(value)) == 1 if isinstance(value, str) else tag is not None or isinstance(value, (int, float))
+    if not single:
+        raise Untraceable("the filter pprint on what has more than one origin")
+    result = FILTERS["pprint"](value)
     return result if tag is None else tagged(result, tag)
 
 

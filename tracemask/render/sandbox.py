@@ -103,7 +103,7 @@ class TracingEnvironment(ImmutableSandboxedEnvironment):
 
     code_generator_class = TracingGenerator
     context_class = TracingContext
-    concat = staticmethod(cat)
+    concat = staticmethod(lambda pieces: cat([*pieces]))
     intercepted_binops = frozenset(("+", "-", "*", "/", "//", "%", "**"))
     text_of = staticmethod(text_of)
     concatenated = staticmethod(concatenated)

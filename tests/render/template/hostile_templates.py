@@ -1,5 +1,7 @@
 """Templates that attack CPU, memory or the sandbox, by name. Data of test_template_hostile.py; nothing runs here."""
 
+# ruff: noqa: E501 - a template stands on one line
+
 from __future__ import annotations
 
 # What must come of each: a coded refusal, or output that gives nothing away.
@@ -70,9 +72,7 @@ BOMBS = {
     "tojson_indent": "{{ {'a': 1}|tojson(indent=2*10**9)|length }}",
     "round_precision": "{{ 1.5|round(10**9) }}",
     "recursive_macro": "{% macro f(n) %}{{ f(n+1) }}{% endmacro %}{{ f(0) }}",
-    "exponential_macro": (
-        "{% macro f(n) %}{% if n %}{{ f(n-1) }}{{ f(n-1) }}{% endif %}{% endmacro %}{{ f(60) }}"
-    ),
+    "exponential_macro": ("{% macro f(n) %}{% if n %}{{ f(n-1) }}{{ f(n-1) }}{% endif %}{% endmacro %}{{ f(60) }}"),
     "recursive_loop": "{% set x = [1] %}{% for a in [x] recursive %}{{ loop([x]) }}{% endfor %}",
     "deep_parentheses": "{{ " + "(" * 3000 + "1" + ")" * 3000 + " }}",
     "deep_lists": "{{ " + "[" * 3000 + "1" + "]" * 3000 + " }}",
