@@ -104,7 +104,7 @@ def test_a_worker_cannot_write_files() -> None:
         "from tracemask.render.worker import bound_process\n"
         "bound_process()\n"
         "try:\n"
-        "    open('/dev/shm/tracemask-must-not-exist', 'wb'), buffering=0).write(b'x')\n"
+        "    open('/dev/shm/tracemask-must-not-exist', 'wb', buffering=0).write(b'x')\n"
         "    raise SystemExit('wrote')\n"
         "except OSError:\n"
         "    print('refused')\n"
