@@ -138,15 +138,18 @@ class _Work:
             self._report_lost(k, self._lost(own, k))
             return own
         lost = self._lost(full, k)
-        if not lost:
+        if not lost and not self._stop_rewritten(full, k):
             return full
         if self.planner.history is History.AS_RENDERED:
             self._report_lost(k, lost)
             return full
+        remaining = lost
         for end in dict.fromkeys((self._segment_end(k), own)):
             remaining = self._lost(end, k)
-            if not remaining:
+            if not remaining and not self._stop_rewritten(end, k):
                 return end
+        if not remaining:
+            return own
         self._report_lost(k, remaining)
         better = self._shown(own, k) > self._shown(full, k)
         return own if better else full
@@ -154,6 +157,13 @@ class _Work:
     def _lost(self, end: int, k: int) -> list[Origin]:
         layout = self.conversation.layout(end)
         return missing_fields(layout, k, self.conversation.chat[k])
+
+    def _stop_rewritten(self, end: int, k: int) -> bool:
+        """The reply ended with a stop while it was the last message and has none here (gpt-oss: <|return|>)."""
+        if k + 1 == end or not self.planner.turns.prompt(self.conversation, k).ends:
+            return False
+        region = self.region(end, k)
+        return region is not None and region.stop_id is None and not self.messages[k].cut_short
 
     def _shown(self, end: int, k: int) -> int:
         layout = self.conversation.layout(end)

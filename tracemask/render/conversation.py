@@ -38,7 +38,7 @@ class Conversation:
     tools: list[dict[str, Any]] | None
     kwargs: Mapping[str, Any]
     counter: Counter
-    _layouts: dict[tuple[int, bool], Layout] = field(default_factory=dict)
+    _layouts: dict[tuple[int, bool], Layout] = field(default_factory=dict, init=False)
 
     def __len__(self) -> int:
         return len(self.chat)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from bisect import bisect_left
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -39,6 +40,8 @@ class Layout:
         self.marks: list[Mark] = control.marks(rendered)
         self.mark_starts = [mark.start for mark in self.marks]
         self.extents = [Extent() for _ in range(count)]
+        self._body_starts: list[int] = []
+        self._body_sources: list[int] = []
         self._read()
         firsts = sorted(extent.first for extent in self.extents if extent.first >= 0)
         self._firsts = firsts
@@ -52,6 +55,8 @@ class Layout:
                     extent.first = start
                 extent.last = end
             if source >= 0 and origin in BODY:
+                self._body_starts.append(start)
+                self._body_sources.append(source)
                 extent = extents[source]
                 extent.characters[origin] = extent.characters.get(origin, 0) + end - start
                 if message in (source, -1):
@@ -67,6 +72,29 @@ class Layout:
         last = self.extents[message].last
         return next((first for first in self._firsts if first >= last), len(self.text))
 
+    def foreign_after(self, message: int, at: int) -> int:
+        """Where the first text of another message stands at or after `at`, or the end of the text."""
+        return next((start for start, source in self._bodies_from(at) if source != message), len(self.text))
+
+    def own_end(self, message: int, start: int) -> int:
+        """Where the message's own text ends, or the text of another one interrupts it."""
+        extent = self.extents[message]
+        if not self.interrupted(message):
+            return extent.own_last
+        limit = self.foreign_after(message, max(start, extent.own_first))
+        return max((span.end for span in self.rendered.spans
+                    if span.source == message and span.origin in BODY and span.end <= limit), default=start)  # fmt: skip
+
+    def interrupted(self, message: int) -> bool:
+        """Another message's text stands inside this one's: no engine has seen the reply so."""
+        extent = self.extents[message]
+        return extent.own_first >= 0 and self.foreign_after(message, extent.own_first) < extent.own_last
+
+    def _bodies_from(self, at: int) -> Iterator[tuple[int, int]]:
+        index = bisect_left(self._body_starts, at)
+        for entry in range(index, len(self._body_starts)):
+            yield self._body_starts[entry], self._body_sources[entry]
+
     def visible(self, message: int, origin: Origin) -> int:
         """Rendered characters of one field that are no white space and no reasoning tag."""
         total = 0
@@ -79,9 +107,13 @@ class Layout:
 def missing_fields(layout: Layout, message: int, chat: Mapping[str, Any]) -> list[Origin]:
     """The fields of a chat message of which characters other than white space and reasoning tags were dropped."""
     have = layout.extents[message].characters
-    lost: list[Origin] = []
+    lost: list[Origin] = [Origin.CONTENT] if layout.interrupted(message) else []
     content = content_text(chat.get("content"))
-    if have.get(Origin.CONTENT, 0) < len(content) and layout.visible(message, Origin.CONTENT) < _visible(content):
+    if (
+        not lost
+        and have.get(Origin.CONTENT, 0) < len(content)
+        and layout.visible(message, Origin.CONTENT) < _visible(content)
+    ):
         lost.append(Origin.CONTENT)
     reasoning = reasoning_text(chat)
     if have.get(Origin.REASONING, 0) < len(reasoning) and layout.visible(message, Origin.REASONING) < _visible(

@@ -26,7 +26,7 @@ from tracemask.render.stream import runs_of
 from tracemask.render.template import Template
 from tracemask.render.text import RenderedText
 from tracemask.render.tokenizer import Tokenizer
-from tracemask.render.turns import PROBE_CHAT, Turns, learn_stop
+from tracemask.render.turns import Turns, learn_stop
 from tracemask.trace.chat import to_chat
 from tracemask.trace.model import Trace
 
@@ -173,7 +173,7 @@ class Renderer:
             if token is None or token not in self.tokenizer.added:
                 raise UsageError("TM902", what=f"stop {stop!r} is no added token", fix="give an added token or its id")
             stops.add(token)
-        learned = learn_stop(self._conversation(list(PROBE_CHAT), None, {}))
+        learned = learn_stop(lambda chat: self._conversation(chat, None, {}), frozenset(stops))
         return frozenset(stops if learned is None else {*stops, learned})
 
     def _tables(self, stops: frozenset[int]) -> tuple[np.ndarray, np.ndarray]:

@@ -16,6 +16,7 @@ from tracemask.core.errors import RenderError, UsageError
 from tracemask.render import vocabulary
 from tracemask.render.backends import BACKENDS, Backend
 from tracemask.render.backends.tokenizers import Tokenizers
+from tracemask.render.families import family_stops
 
 HUB = "hub:"
 _NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
@@ -52,7 +53,8 @@ class Tokenizer:
         self._id_of_added = {token.content: token.id for token in self.added.values()}
         self.bos_id = self._id_of_added.get(self.token_strings.get("bos_token", ""))
         named_eos = self._id_of_added.get(self.token_strings.get("eos_token", ""))
-        self.stop_ids = frozenset([*eos, *([] if named_eos is None else [named_eos])])
+        known = [] if eos else [self._id_of_added[text] for text in family_stops(self._id_of_added)]
+        self.stop_ids = frozenset([*eos, *known, *([] if named_eos is None else [named_eos])])
         self.backend = "tokenizers" if backend == "auto" else backend
         self._copies: dict[frozenset[int], Tokenizers] = {}
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tracemask.core.errors import RenderError
@@ -24,18 +24,22 @@ class Prompt:
     """What the template writes before a reply of one kind. text: from the message's block on.
 
     exact: the prompt is a prefix of the render that follows. known: False where the template refuses to write one.
+    tail: what follows the reply's last character while it is the last message; ends: a stop is in it.
     """
 
     text: str
     exact: bool
     known: bool = True
+    tail: str = ""
+    ends: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Region:
     """Characters [start, end) of a rendered text that one reply stands for; [stop, end) is its stop, empty if none.
 
-    prompt_end: where the generation prompt ends; up to `start` follows an empty reasoning block of the template's own.
+    prompt_end: where the generation prompt ends; up to `start` follows what the template puts in without anyone
+    sampling it: an empty reasoning block, a header that it repeats.
     opened: the closer of a reasoning block that the prompt left open. stopped_early: a stop stands inside.
     """
 
@@ -69,22 +73,57 @@ class Turns:
         prompt = self.prompt(conversation, k)
         prompt_end, fits = self._start(layout, k, prompt)
         literal_end = extent.own_first if extent.own_first >= prompt_end else extent.last
-        start = max(prompt_end, empty_reasoning(layout.text, prompt_end, literal_end))
-        stop, end, stop_id = self._end(layout, k, start, cut_short)
+        start, repeated = self._inserted(conversation, layout.text, prompt_end, literal_end)
+        stop, end, stop_id = self._end(layout, k, start, cut_short, prompt.tail)
         inside = layout.marks[bisect_left(layout.mark_starts, start) : bisect_left(layout.mark_starts, stop)]
-        return Region(
+        region = Region(
             message=k,
             prompt_end=prompt_end,
             start=start,
             stop=stop,
             end=end,
-            approximate=not prompt.exact or (not fits and len(layout.extents) == k + 1),
+            approximate=not prompt.exact or repeated or (not fits and len(layout.extents) == k + 1),
             opened=open_reasoning(prompt.text) if fits else None,
             stopped_early=any(mark.id in self.stops for mark in inside),
             stop_id=stop_id,
         )
+        if k + 1 < len(layout.extents) and (region.stopped_early or layout.interrupted(k)):
+            return self._judged_in_own(conversation, layout, region, cut_short)
+        return region
+
+    def _judged_in_own(self, conversation: Conversation, layout: Layout, region: Region, cut_short: bool) -> Region:
+        """The region where later messages print characters of this reply again (Gemma 4: the name of its tool)."""
+        conversation.counter.fallbacks += 1
+        k = region.message
+        own_layout = conversation.layout(k + 1)
+        own = self.region(conversation, own_layout, k, cut_short=cut_short)
+        if own is None:
+            return region
+        said = own_layout.text[own.start : own.stop]
+        if not layout.text.startswith(said, region.start):
+            return region
+        stop = end = region.start + len(said)
+        index = bisect_left(layout.mark_starts, stop)
+        stop_id = None
+        if index < len(layout.marks) and layout.marks[index].start == stop and layout.marks[index].id in self.stops:
+            stop_id, end = layout.marks[index].id, layout.marks[index].end
+        return replace(region, stop=stop, end=end, stop_id=stop_id, stopped_early=own.stopped_early)
 
     # ------------------------------------------------------------------ start
+
+    def _inserted(self, conversation: Conversation, text: str, start: int, end: int) -> tuple[int, bool]:
+        """(where literals that nobody sampled end, a reply's header is among them)."""
+        header = self._header(conversation)
+        repeated = bool(header) and start + len(header) <= end and text.startswith(header, start)
+        if repeated:
+            start += len(header)
+        return max(start, empty_reasoning(text, start, end)), repeated
+
+    def _header(self, conversation: Conversation) -> str:
+        """The generation prompt after a plain user message; Gemma 4 writes it in history where it prompts with none."""
+        probe = Conversation(conversation.template, self.control, PROBE_CHAT, None, conversation.kwargs,
+                             conversation.counter)  # fmt: skip
+        return self.prompt(probe, 1).text
 
     def prompt(self, conversation: Conversation, k: int) -> Prompt:
         """The generation prompt before message k, learned from this turn where its kind is new."""
@@ -101,18 +140,22 @@ class Turns:
             own = conversation.layout(k + 1)
         except RenderError:
             return Prompt("", exact=False, known=False)
-        start = own.extents[k].first
+        extent = own.extents[k]
+        start = extent.first
         if start < 0:
             return Prompt("", exact=False, known=False)
+        after = max(extent.own_last, min(len(context), extent.last))
+        tail = own.text[after : extent.last]
+        ends = any(mark.id in self.stops for mark in own.marks[bisect_left(own.mark_starts, after) :])
         if own.text.startswith(context):
-            inside = own.extents[k].own_first < 0 or own.extents[k].own_first >= len(context)
-            return Prompt(context[start:], exact=inside)
+            inside = extent.own_first < 0 or extent.own_first >= len(context)
+            return Prompt(context[start:], exact=inside, tail=tail, ends=ends)
         if context.startswith(own.text[:start]):
-            return Prompt(context[start:], exact=False)
+            return Prompt(context[start:], exact=False, tail=tail, ends=ends)
         before = conversation.layout(k).text
         if context.startswith(before):
-            return Prompt(context[len(before) :], exact=False)
-        return Prompt("", exact=False, known=False)
+            return Prompt(context[len(before) :], exact=False, tail=tail, ends=ends)
+        return Prompt("", exact=False, known=False, tail=tail, ends=ends)
 
     def _start(self, layout: Layout, k: int, prompt: Prompt) -> tuple[int, bool]:
         """(where the reply starts, the prompt stands there in full)."""
@@ -133,7 +176,7 @@ class Turns:
         for candidate in (prompt, text[: len(prompt)]):
             for match in self.control.pattern.finditer(candidate) if self.control.pattern else ():
                 edges.update((match.start(), match.end()))
-        if not prompt[shared:].strip() or not prompt:
+        if shared == len(prompt):
             return shared
         return max(edge for edge in edges if edge <= shared)
 
@@ -146,13 +189,16 @@ class Turns:
 
     # ------------------------------------------------------------------ end
 
-    def _end(self, layout: Layout, k: int, start: int, cut_short: bool) -> tuple[int, int, int | None]:
-        """(start of the stop, end of the region, id of the stop)."""
+    def _end(self, layout: Layout, k: int, start: int, cut_short: bool, tail: str) -> tuple[int, int, int | None]:
+        """(start of the stop, end of the region, id of the stop).
+
+        Without a stop the region ends where the render ended while this reply was the last message.
+        """
         extent = layout.extents[k]
-        after = max(start, extent.own_last)
+        after = max(start, layout.own_end(k, start))
         if cut_short:
             return after, after, None
-        limit = layout.block_end(k)
+        limit = min(layout.block_end(k), layout.foreign_after(k, after))
         for index in range(bisect_left(layout.mark_starts, after), len(layout.marks)):
             mark = layout.marks[index]
             if mark.start > limit or (mark.start == limit and mark.start > extent.last):
@@ -161,21 +207,47 @@ class Turns:
                 return mark.start, mark.end, mark.id
             if mark.start >= limit:
                 break
-        end = max(extent.last, after)
+        end = max(min(extent.last, limit), after)
+        if k + 1 < len(layout.extents):
+            shared = _common_prefix(tail, layout.text[after:end])
+            end = after + self._snapped(tail, layout.text[after:], shared)
         return end, end, None
 
 
-def learn_stop(conversation: Conversation) -> int | None:
-    """The control token that the template writes right after a plain reply, from a probe conversation."""
+def learn_stop(open_probe: Callable[[Sequence[dict[str, Any]]], Conversation], known: frozenset[int]) -> int | None:
+    """The stop that the template writes after a plain reply: the control tokens that follow at once, both at the end
+    of a conversation and inside it; of several a known end, else the last."""
+    last, inner = (_controls_after_reply(open_probe(chat)) for chat in (PROBE_CHAT, (*PROBE_CHAT, PROBE_CHAT[0])))
+    both = [one for one, other in zip(last, inner, strict=False) if one == other]
+    run = both or last
+    return next((token for token in run if token in known), run[-1] if run else None)
+
+
+def _controls_after_reply(conversation: Conversation) -> list[int]:
     try:
         layout = conversation.layout(len(conversation))
     except RenderError:
-        return None
+        return []
     at = layout.text.rfind(PROBE_REPLY)
     if at < 0:
-        return None
-    index = bisect_left(layout.mark_starts, at + len(PROBE_REPLY))
-    return layout.marks[index].id if index < len(layout.marks) else None
+        if isinstance(conversation.chat[1]["content"], str):
+            return _controls_after_reply(replace(conversation, chat=_in_parts(conversation.chat)))
+        return []
+    at += len(PROBE_REPLY)
+    while at < len(layout.text) and layout.text[at].isspace():
+        at += 1
+    found: list[int] = []
+    for mark in layout.marks[bisect_left(layout.mark_starts, at) :]:
+        if found and mark.start != at:
+            break
+        found.append(mark.id)
+        at = mark.end
+    return found
+
+
+def _in_parts(chat: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The same chat with contents as lists of parts: some templates print nothing else."""
+    return [{**message, "content": [{"type": "text", "text": message["content"]}]} for message in chat]
 
 
 PROBE_CHAT: tuple[dict[str, Any], ...] = (
