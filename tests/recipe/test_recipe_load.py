@@ -96,7 +96,11 @@ def test_tables_and_schema_names_agree() -> None:
         ({"rl": {"term": "ce", "mismatch": "tis"}}, "rl", "mismatch"),
         ({"rl": {"term": "ce", "coef": float("nan")}}, "rl.coef", "finite"),
         ({"r l": {"term": "ce"}}, "recipe", "identifier"),
-        ({"advantage": {"estimator": "rloo", "ddof": 0}, "rl": {"term": "grpo"}}, "advantage", "does not read ddof"),
+        (
+            {"advantage": {"estimator": "rloo", "gamma": 0.9}, "rl": {"term": "grpo"}},
+            "advantage",
+            "does not read gamma",
+        ),
     ],
 )
 def test_a_fault_names_its_toml_path(source: dict[str, Any], where: str, what: str) -> None:

@@ -140,16 +140,26 @@ class Mismatch(Strict):
 class Component(Strict):
     """L_c = coef · Σ_t weight[t]·term[t] / denominator[t]."""
 
-    term: str
-    coef: float = 1.0
-    normalizer: Annotated[Normalizer, BeforeValidator(_named)] = Normalizer()
+    term: str = Field(description="a name of the table of terms, or your own function as module:function")
+    coef: float = Field(default=1.0, description="factor on the whole component")
+    normalizer: Annotated[Normalizer, BeforeValidator(_named)] = Field(
+        default=Normalizer(), description="a name, or a table of its own"
+    )
     options: SerializeAsAny[TermOptions] = Field(default_factory=NoOptions, validate_default=True)
-    select: list[Rule] = Field(default_factory=list)
-    roles: dict[Literal["system", "user", "assistant", "tool"], RoleWeight] = Field(default_factory=dict)
-    rows: dict[str, list[str]] = Field(default_factory=dict)
-    drop: list[str] = Field(default_factory=list)
-    zero_advantage: Literal["keep", "drop"] = "keep"
-    mismatch: Mismatch | None = None
+    select: list[Rule] = Field(default_factory=list, description="rules; default: what the policy sampled")
+    roles: dict[Literal["system", "user", "assistant", "tool"], RoleWeight] = Field(
+        default_factory=dict, description="prime-rl's spelling of rules for observations, in place of select"
+    )
+    rows: dict[str, list[str]] = Field(
+        default_factory=dict, description="scalar name (or struct.field) to the values whose rows are admitted"
+    )
+    drop: list[str] = Field(
+        default_factory=list, description="regular expressions; weighed tokens that overlap a match leave"
+    )
+    zero_advantage: Literal["keep", "drop"] = Field(
+        default="keep", description="drop: tokens with advantage exactly 0 leave mask and count"
+    )
+    mismatch: Mismatch | None = Field(default=None, description="a kind, or a table of its own")
 
     @field_validator("term")
     @classmethod

@@ -25,10 +25,10 @@ EstimatorName = Literal[
 ]
 
 ESTIMATOR_OPTIONS: dict[str, frozenset[str]] = {
-    "group_mean": frozenset({"baseline", "whiten"}),
+    "group_mean": frozenset({"baseline", "whiten", "ddof", "eps"}),
     "group_mean_std": frozenset({"ddof", "eps"}),
-    "rloo": frozenset({"whiten"}),
-    "maxrl": frozenset({"whiten"}),
+    "rloo": frozenset({"whiten", "ddof", "eps"}),
+    "maxrl": frozenset({"whiten", "ddof", "eps"}),
     "ema": frozenset({"decay", "agent"}),
     "batch": frozenset({"ddof", "eps"}),
     "gae": frozenset({"gamma", "lam"}),
@@ -43,7 +43,7 @@ class AdvantageSpec(Strict):
 
     ddof, eps: (r − mean) / (std_ddof + eps). baseline: plain group mean, or weighted by sampled tokens. decay, agent:
     the running mean of each agent's rewards, keyed by a scalar column. gamma, lam: GAE over policy tokens.
-    whiten "batch": divided by the standard deviation over all rollouts. shared: what a token gets that lies in several
+    whiten "batch": divided by (std_ddof + eps) over all rollouts. shared: what a token gets that lies in several
     branches. multiply: a factor on every advantage.
     """
 
@@ -155,7 +155,7 @@ class Recipe(Strict):
     In TOML every table that is not one of these sections is a component: `[rl]`, `[ce]`, `[kl]`, or any name you like.
     """
 
-    name: str
+    name: str = Field(description="in TOML by default the file's name")
     summary: str = ""
     source: str = ""
     notes: list[str] = Field(default_factory=list)
@@ -167,7 +167,9 @@ class Recipe(Strict):
     allow_messages: bool = Field(
         default=False, description="let policy terms train on re-encoded text, which nobody sampled"
     )
-    missing_logprob: Literal["error", "exclude", "keep"] = "error"
+    missing_logprob: Literal["error", "exclude", "keep"] = Field(
+        default="error", description="policy tokens without the sampler log-prob that a component needs"
+    )
     exponent_cap: float = Field(
         default=20.0, gt=0, description="beyond it e^x continues as its tangent, counted as capped"
     )

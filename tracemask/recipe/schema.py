@@ -26,8 +26,6 @@ def recipe_schema() -> dict[str, Any]:
     component["allOf"] = [_options_of(name, defs) for name in TERMS]
     properties = schema["properties"]
     properties["extends"] = {"type": "string", "description": "name of the preset that this recipe changes"}
-    properties.pop("name").pop("title", None)
-    properties["name"] = {"type": "string", "description": "default: the file's name"}
     schema["additionalProperties"] = {"$ref": "#/$defs/Component"}
     component["required"].remove("term")  # a recipe that extends another may leave it out
     schema["if"] = {"not": {"required": ["extends"]}}
