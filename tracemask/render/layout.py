@@ -82,8 +82,8 @@ class Layout:
         if not self.interrupted(message):
             return extent.own_last
         limit = self.foreign_after(message, max(start, extent.own_first))
-        return max((span.end for span in self.rendered.spans
-                    if span.source == message and span.origin in BODY and span.end <= limit), default=start)  # fmt: skip
+        own = (span for span in self.rendered.spans if span.source == message and span.origin in BODY)
+        return max((span.end for span in own if span.end <= limit), default=start)
 
     def interrupted(self, message: int) -> bool:
         """Another message's text stands inside this one's: no engine has seen the reply so."""

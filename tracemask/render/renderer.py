@@ -79,7 +79,7 @@ class Renderer:
     def render_many(self, traces: Iterable[Trace]) -> list[list[Sample]]:
         """The samples of each trace; everything is encoded in one call. Same result as one by one."""
         batch = list(traces)
-        planned = [self._plan(trace) for trace in batch]
+        planned = [self.plan(trace) for trace in batch]
         for plans in planned:
             for plan in plans:
                 for run in plan.runs():
@@ -87,7 +87,8 @@ class Renderer:
         self.encoder.fill()
         return [self._assembler.samples(trace, plans) for trace, plans in zip(batch, planned, strict=True)]
 
-    def _plan(self, trace: Trace) -> list[BranchPlan]:
+    def plan(self, trace: Trace) -> list[BranchPlan]:
+        """Each branch with its renders and regions, nothing encoded yet. Raises RenderError naming the trace."""
         index = {message.id: at for at, message in enumerate(trace.messages)}
         plans: list[BranchPlan] = []
         try:

@@ -73,7 +73,7 @@ class Reply:
 
 @dataclass(slots=True)
 class Base:
-    """A render with its regions as a stream. bounds[k]: tokens [start, end) of reply k. verbatim: replies as sampled."""
+    """A render as a stream. bounds[k]: tokens [start, end) of reply k. verbatim: replies that stand as sampled."""
 
     layout: Layout
     labels: Labels
