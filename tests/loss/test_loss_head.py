@@ -73,12 +73,13 @@ def test_the_fused_head_equals_autograd_through_all_logits(chosen: Recipe, name:
 
 
 def test_gradcheck_of_the_whole_head_in_float64() -> None:
-    hidden, weight, bias = tensors(bias=True)
-    batch = random_batch(2, components=NAMES, shared_parents=True, slots=S)
+    hidden, weight, bias = (x[:5, :3] if x.dim() == 2 else x[:5] for x in tensors(bias=True) if x is not None)
+    hidden, weight, bias = (x.detach().clone().requires_grad_() for x in (hidden, weight, bias))
+    batch = random_batch(2, components=NAMES, shared_parents=True, slots=5, targets=8, vocab=5)
     smooth = recipe(rl=rl("importance_sampling"), kl=rl("kl", coef=0.2), entropy=rl("entropy", coef=0.3))
 
     def total(h: Tensor, w: Tensor, b: Tensor) -> Tensor:
-        return loss.from_hidden(smooth, h, w, batch, bias=b, chunk=5, softcap=3.0).total
+        return loss.from_hidden(smooth, h, w, batch, bias=b, chunk=2, softcap=3.0).total
 
     assert torch.autograd.gradcheck(total, (hidden, weight, bias), eps=1e-6, atol=1e-7)
 

@@ -79,8 +79,9 @@ def tally_distance(tally: Tally, name: str, lp: Tensor, other: Tensor, keep: Ten
     tally.add(f"{name}/k2", gap * gap / 2, keep)
     tally.add(f"{name}/k3", k3(gap, 20.0).value, keep)
     moved = torch.where(keep, torch.exp(lp) - torch.exp(torch.where(keep, other, 0)), 0)
-    for edge in DRIFT_EDGES:
-        tally.add(f"{name}/moved_below_{edge:g}", moved < edge, keep)
+    below = (moved[:, None] < torch.tensor(DRIFT_EDGES, dtype=moved.dtype, device=moved.device)) & keep[:, None]
+    for edge, count in zip(DRIFT_EDGES, below.sum(0)):
+        tally.pair(f"{name}/moved_below_{edge:g}", count, keep.sum())
 
 
 def merged(parts: Iterable[Mapping[str, tuple[float, float]]]) -> dict[str, tuple[float, float]]:

@@ -213,7 +213,7 @@ def _dot(scale: Tensor, part: Part) -> Tensor:
 
 
 def _denominator(part: Part) -> tuple[Tensor, Tensor, Tensor]:
-    """Smallest, largest and weighted harmonic mean denominator of the kept targets; smallest > largest where none is."""
+    """Smallest, largest and weighted harmonic mean denominator of kept targets; smallest > largest where none is."""
     if not len(part.keep):
         zero = part.share.sum()
         return zero, zero - 1, zero

@@ -63,7 +63,7 @@ def _row_stats(
         decay = tl.exp(top - highest)
         power = tl.exp(z - highest)
         if WANTED:
-            pull = tl.where(power > 0, power * (z - highest), 0.0)
+            pull = power * tl.maximum(z - highest, -1.0e30)  # 0·∞ would be NaN
             moment = decay * (moment + total * (top - highest)) + tl.sum(pull, 0)
         total = total * decay + tl.sum(power, 0)
         top = highest
