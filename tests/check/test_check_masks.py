@@ -17,7 +17,8 @@ def tokenizer() -> Tokenizer:
 
 
 def clean(tokenizer, *, index=0, **scalars):
-    return ours(tokenizer, chat(TALK), index=index, **scalars)
+    talk = [TALK[0], ("user", f"When does the Orla leave Pier {index}?"), *TALK[2:]]
+    return ours(tokenizer, chat(talk), index=index, **scalars)
 
 
 def found(rows, tokenizer, *, at=None):

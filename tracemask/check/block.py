@@ -28,12 +28,13 @@ def per_token(name: str) -> bool:
 class Block:
     """`rows` as flat arrays of length N = their tokens; row i of the block is [offsets[i], offsets[i + 1]).
 
-    A row whose columns differ in length has no tokens here and stands in `ragged`. Columns that only some rows have
+    path: the dataset that findings name; default each row's shard. A row whose columns differ in length has no tokens here and stands in `ragged`. Columns that only some rows have
     are present with the column's neutral value elsewhere (NaN, 0, -1) and `lacks[column]` names the rows without it.
     """
 
-    def __init__(self, rows: list[Row], *, shards: list[str] | None = None) -> None:
+    def __init__(self, rows: list[Row], *, shards: list[str] | None = None, path: str | None = None) -> None:
         self.rows = rows
+        self.path = path
         self.shards = shards or [""] * len(rows)
         self.ragged: dict[int, dict[str, int]] = {}
         kept: list[dict[str, np.ndarray]] = []
@@ -154,7 +155,7 @@ class Block:
             turn = None if turn < 0 else turn
         identity = source.scalars.get("id")
         place = Place(
-            path=self.shards[row] or None,
+            path=self.path or self.shards[row] or None,
             row=source.index,
             turn=turn,
             token=token,
@@ -172,17 +173,20 @@ class Block:
             yield self.finding(code, row, text, token=token, cause=cause, tokens=count, **data)
 
 
-def blocks(rows: Iterable[tuple[Row, str]], *, tokens: int) -> Iterator[Block]:
-    """Rows (with the shard each lies in) in blocks of about `tokens` tokens; a longer row is a block of its own."""
+def blocks(rows: Iterable[tuple[Row, str]], *, tokens: int, path: str | None = None) -> Iterator[Block]:
+    """Rows (with the shard each lies in) in blocks of about `tokens` tokens; a longer row is a block of its own.
+
+    path: what findings name as their file; default the shard of each row. Row numbers are the dataset's.
+    """
     held: list[Row] = []
     shards: list[str] = []
     size = 0
     for row, shard in rows:
         if held and size + len(row) > tokens:
-            yield Block(held, shards=shards)
+            yield Block(held, shards=shards, path=path)
             held, shards, size = [], [], 0
         held.append(row)
         shards.append(shard)
         size += len(row)
     if held:
-        yield Block(held, shards=shards)
+        yield Block(held, shards=shards, path=path)

@@ -20,16 +20,22 @@ class Need(Enum):
 
     IDS = ("I", "token ids", "give the column of ids with --columns ids=NAME")
     MASK = ("M", "a mask or labels", "give the column with --columns mask=NAME or labels=NAME")
+    LABELS = ("M", "labels", "give the column with --columns labels=NAME")
     TOKENIZER = ("K", "a tokenizer", "--tokenizer PATH")
     TEMPLATE = ("T", "a chat template", "--tokenizer PATH with a chat template, or --template FILE")
     SPANS = ("S", "authors of tokens", "shards of tracemask convert, or a tokenizer with a chat template")
     MESSAGES = ("S", "messages", "check the rollout log itself, or pass it with --traces")
+    RENDERED = ("T,S", "what the renderer noted", "shards of tracemask convert, or the rollout log with --tokenizer")
     LOGPROBS = ("L", "log-probs", "a log-prob column (--columns logprob=NAME)")
     SCORES = ("P", "log-probs of a model", "tracemask score DATASET --model PATH")
-    REWARDS = ("G", "rewards and groups", "scalars reward and group_id")
+    REWARDS = ("G", "rewards", "a scalar reward")
+    GROUPS = ("G", "groups", "a scalar group_id")
+    ADVANTAGES = ("G", "advantages", "a scalar advantage")
     WEIGHTS = ("W", "weight columns", "tracemask materialize DATASET --recipe NAME")
+    DENOMINATORS = ("W", "denominator columns", "tracemask materialize DATASET --recipe NAME")
     POSITIONS = ("X", "position ids", "a column of position ids")
     ATTENTION = ("A", "an attention mask", "a column attention_mask")
+    ENTROPY = ("L", "entropies", "a column entropy")
     EVAL = ("V", "an evaluation set", "--eval PATH")
     BUDGET = ("B", "a row budget", "--max-tokens N")
 
@@ -55,7 +61,6 @@ class Scope(Enum):
     BLOCK = "block"  # check(block, run), once per block of rows
     DATASET = "dataset"  # check(run), once, after all rows
     TRACE = "trace"  # check(trace, run), once per trace of a rollout log
-    RENDER = "render"  # reported by the renderer; check passes it on
 
 
 @dataclass(frozen=True)
@@ -83,7 +88,7 @@ class Rule:
     @property
     def letters(self) -> str:
         """The needs as letters, as in the table of rules."""
-        return ",".join(dict.fromkeys(need.letter for need in self.needs))
+        return ",".join(dict.fromkeys(letter for need in self.needs for letter in need.letter.split(",")))
 
 
 def rule(

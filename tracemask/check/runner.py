@@ -46,7 +46,8 @@ def check_dataset(
     session.start(opened, path=_path_of(dataset))
     for trace in traces:
         session.trace(trace)
-    for block in blocks(_rows(opened), tokens=settings.block_tokens):
+    paths = getattr(opened, "paths", ())
+    for block in blocks(_rows(opened), tokens=settings.block_tokens, path=paths[0] if len(paths) == 1 else None):
         session.block(block)
     return session.report()
 
@@ -87,14 +88,21 @@ class Session:
         if self.settings.options.max_tokens:
             self.have.add(Need.BUDGET)
 
-    def trace(self, trace: Any) -> None:
-        """Run the rules about messages on one trace."""
+    def trace(self, trace: Any, *, alone: bool = False) -> None:
+        """Run the rules about messages on one trace. alone: no rows follow, so its other breaches are told too."""
+        from tracemask.check.rules.traces import breaches
+
         self.have.add(Need.MESSAGES)
         if self.run.grammar is not None:
             self.have.add(Need.TEMPLATE)
         have = frozenset(self.have | ({Need.TOKENIZER} if self.run.lens else set()))
         for rule in self._ready(Scope.TRACE, have):
             self._take(rule.check(trace, self.run), None)
+        elsewhere = {rule.code for rule in self.rules if rule.scope is not Scope.TRACE}
+        wanted = elsewhere if alone else elsewhere & {"TM101"}
+        found = [finding for finding in breaches(trace, self.run) if finding.code in wanted]
+        self.ran.update(finding.code for finding in found)
+        self._take(found, None)
 
     def block(self, block: Block) -> None:
         """Run the rules about tokens on one block."""
@@ -106,8 +114,17 @@ class Session:
         hashes: dict[int, str] = {}
         for rule in self._ready(Scope.BLOCK, have):
             self._take(rule.check(view), (block, hashes))
-        for rule in self._ready(Scope.RENDER, have):
-            self.ran.add(rule.code)
+        if Need.RENDERED in have and Need.MESSAGES not in have:
+            self._noted(view, (block, hashes))
+
+    def _noted(self, view: View, where: tuple[Block, dict[int, str]]) -> None:
+        """Breaches of traces that convert noted with their rows: those rules ran when the log was read."""
+        from tracemask.check.rules.rendering import recorded
+
+        for rule in self.rules:
+            if rule.code in _NOTED:
+                self.ran.add(rule.code)
+                self._take(recorded(view, rule.code), where)
 
     def report(self) -> Report:
         """Run what needs the whole dataset and close the report. UsageError TM904: nothing was seen."""
@@ -182,12 +199,13 @@ class Session:
         row = finding.place.row
         if row is None:
             return None
-        if where is None:
-            dataset = self.run.dataset
-            return content_hash(dataset.row(row)["token_ids"]) if hasattr(dataset, "row") else None
-        block, hashes = where
+        block, hashes = where if where is not None else (None, {})
         if row not in hashes:
-            source = next(each for each in block.rows if each.index == row)
+            source = next((each for each in block.rows if each.index == row), None) if block is not None else None
+            if source is None and hasattr(self.run.dataset, "row"):
+                source = self.run.dataset.row(row)  # told later than its block was read
+            if source is None:
+                return None
             hashes[row] = content_hash(source["token_ids"])
         return hashes[row]
 
@@ -201,6 +219,7 @@ def chosen_rules(settings: Settings) -> list[Rule]:
     return [rule for code, rule in rules.items() if code in codes]
 
 
+_NOTED = frozenset({"TM104", "TM105", "TM110"})  # rules about traces that convert applies to what it reads
 _AS_FINDINGS = frozenset({"TM501", "TM506", "TM508"})  # what a rule states about files, not a reason to give up
 
 

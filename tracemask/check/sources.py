@@ -85,7 +85,7 @@ def _check_logs(
     session.start(Log(paths, {}), path=", ".join(paths))
     if session.run.tokenizer is None:
         for trace in _traces(paths):
-            session.trace(trace)
+            session.trace(trace, alone=True)
         return session.report()
     for block in blocks(_rendered(paths, session, template), tokens=settings.block_tokens):
         session.block(block)

@@ -41,22 +41,31 @@ class View:
         names = set(block.names)
         if self.mask is not None:
             have.add(Need.MASK)
+        if block.labels is not None:
+            have.add(Need.LABELS)
         if self.run.lens is not None:
             have.add(Need.TOKENIZER)
         if self.run.grammar is not None:
             have.add(Need.TEMPLATE)
         if self.author is not None:
             have.add(Need.SPANS)
+        if self.run.ours and any(value is not None for value in block.scalar("findings")):
+            have.add(Need.RENDERED)
         if block.logprob is not None:
             have.add(Need.LOGPROBS)
         if "score_logprob" in names:
             have.add(Need.SCORES)
-        if any(value is not None for value in block.scalar("reward")):
-            have.add(Need.REWARDS)
+        for name, need in (("reward", Need.REWARDS), ("group_id", Need.GROUPS), ("advantage", Need.ADVANTAGES)):
+            if any(value is not None for value in block.scalar(name)):
+                have.add(need)
         if block.weights:
             have.add(Need.WEIGHTS)
+        if any(name.startswith("denominator.") for name in names):
+            have.add(Need.DENOMINATORS)
         if "position_ids" in names:
             have.add(Need.POSITIONS)
+        if "entropy" in names:
+            have.add(Need.ENTROPY)
         if "attention_mask" in names:
             have.add(Need.ATTENTION)
         return frozenset(have)

@@ -1,13 +1,9 @@
 """The rules, one subject a file. Adding a rule is one decorated function; adding a subject is one line here."""
 
 SUBJECTS = (
-    "lengths",
-    "ids",
-    "canonical",
-    "masks",
-    "shift",
-    "authors",
-    "logprobs",
-    "groups",
-    "shards",
-)
+    "lengths", "prefix", "traces", "rendering",
+    "ids", "canonical", "openers", "content",
+    "masks", "shift", "labels", "authors",
+    "logprobs", "scores", "statistics", "groups",
+    "shards", "repeats", "packing", "weights",
+)  # fmt: skip

@@ -9,6 +9,7 @@ import numpy as np
 from tracemask.check.finding import ERROR, Finding
 from tracemask.check.rule import Need, rule
 from tracemask.check.rules.masks import environment_like
+from tracemask.check.rules.openers import prefilled
 from tracemask.check.rules.shift import after_stop
 from tracemask.check.view import View
 from tracemask.core.vocab import Author
@@ -17,13 +18,14 @@ from tracemask.core.vocab import Author
 def gradient_mask(view: View) -> np.ndarray:
     """Tokens that imitate or reinforce the policy: the mask; in materialised shards also policy-gradient weights."""
     mask = view.trained
-    terms = _gradient_components(view)
+    terms = gradient_components(view)
     for component in terms:
         mask = mask | (np.nan_to_num(view.block.weights[component]) != 0)
     return mask
 
 
-def _gradient_components(view: View) -> list[str]:
+def gradient_components(view: View) -> list[str]:
+    """Weight streams of policy-gradient terms: by the recipe in the metadata, else by their usual names."""
     recipe = view.run.metadata.get("recipe") or {}
     components = recipe.get("components") or {}
     found = []
@@ -75,7 +77,7 @@ def prompt_trained(view: View) -> Iterator[Finding]:
     assert author is not None
     wrong = gradient_mask(view) & (author != Author.POLICY) & ~environment_like(author) & ~view.upset[block.row_of]
     if view.run.grammar is not None:
-        wrong &= ~after_stop(view)
+        wrong &= ~after_stop(view) & ~prefilled(view)
     for row, token, count in block.first_per_row(np.flatnonzero(wrong)):
         who = Author(int(author[block.offsets[row] + token])).label
         text = f"{count} token{'s' if count > 1 else ''} in the loss that the policy did not write (first: {who})"

@@ -87,11 +87,13 @@ def sampled_differs(view: View) -> Iterator[Finding]:
     **Limits.** Needs the sampled ids from somewhere; with trained ids alone nothing can be proved, see TM204.
     """
     yield from _against_engine(view)
-    yield from _recorded(view)
+    yield from _recorded(view, "sampled", "TM202")
     if view.author is None:
         return
+    noted = np.array([drifts is not None for drifts in view.block.scalar("drifts")], dtype=bool)
     for run in differing(view):
-        if not view.policy[run.start] or view.wrong_vocabulary[view.block.row_of[run.start]]:
+        row = view.block.row_of[run.start]
+        if not view.policy[run.start] or view.wrong_vocabulary[row] or noted[row]:
             continue
         cause = cause_of(view, run)
         at = first_invalid(view, run) if cause == "invalid_utf8" else first_difference(view, run)
@@ -139,14 +141,15 @@ def _against_engine(view: View) -> Iterator[Finding]:
         yield block.finding("TM202", i, text, token=token, cause="re-tokenized")
 
 
-def _recorded(view: View) -> Iterator[Finding]:
+def _recorded(view: View, where: str, code: str) -> Iterator[Finding]:
+    """Drift that the renderer noted when it kept the engine's ids."""
     for i, row in enumerate(view.block.rows):
         for drift in row.scalars.get("drifts") or ():
-            where, cause = drift.get("where", "sampled"), drift["cause"]
-            text = f"re-rendering would change {drift['changed']} {where} ids ({cause}); kept as sampled"
-            yield view.block.finding(
-                "TM202", i, text, token=int(drift["token"]), severity=INFO, cause=f"{cause}, {where} ids kept"
-            )
+            if drift.get("where", "sampled") == where and drift["changed"]:
+                cause = drift["cause"]
+                text = f"re-rendering would change {drift['changed']} {where} ids ({cause}); the engine's are kept"
+                token = min(int(drift["token"]), max(len(row) - 1, 0))
+                yield view.block.finding(code, i, text, token=token, severity=INFO, cause=f"{cause}, {where} ids kept")
 
 
 @rule("TM203", "noncanonical-context", WARNING, needs=(Need.IDS, Need.TOKENIZER, Need.SPANS))
@@ -166,6 +169,7 @@ def noncanonical_context(view: View) -> Iterator[Finding]:
     **Limits.** Runs with bytes that are no UTF-8 are left to TM213. The last three tokens of a row that ends without a
     stop are told as information.
     """
+    yield from _recorded(view, "context", "TM203")
     block = view.block
     for run in differing(view):
         row = int(block.row_of[run.start])

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from tracemask.check.context import Run
-from tracemask.check.finding import INFO, Finding, Place
+from tracemask.check.finding import ERROR, INFO, WARNING, Finding, Place
 from tracemask.check.rule import Need, rule
 from tracemask.check.view import View
 
-NEEDS = (Need.REWARDS,)
+NEEDS = (Need.REWARDS, Need.GROUPS)
 
 
 @dataclass(slots=True)
@@ -29,6 +31,7 @@ class Rollout:
     sampled: int
     n_sampled: int
     shard: str
+    path: str | None
     fork: bool
     identity: str | None
 
@@ -60,8 +63,6 @@ def gather(view: View) -> Groups:
 
 
 def _rollout(view: View, i: int, scalars: Any) -> Rollout:
-    import numpy as np
-
     block = view.block
     begin, end = int(block.offsets[i]), int(block.offsets[i + 1])
     ids = block.ids[begin:end]
@@ -82,6 +83,7 @@ def _rollout(view: View, i: int, scalars: Any) -> Rollout:
         sampled=hash_of(sampled),
         n_sampled=len(sampled),
         shard=block.shards[i],
+        path=block.path or block.shards[i] or None,
         fork=scalars.get("fork_row") is not None or bool(scalars.get("branch")),
         identity=text("id"),
     )
@@ -90,8 +92,6 @@ def _rollout(view: View, i: int, scalars: Any) -> Rollout:
 def hash_of(ids: Any) -> int:
     """64 bits of blake2b over ids: equal for equal ids on every machine."""
     import hashlib
-
-    import numpy as np
 
     raw = np.ascontiguousarray(ids, dtype="<i4").tobytes()
     return int.from_bytes(hashlib.blake2b(raw, digest_size=8).digest(), "little")
@@ -107,7 +107,7 @@ def heads(members: list[Rollout]) -> list[Rollout]:
 
 def place_of(member: Rollout) -> Place:
     """Where a rollout's row lies."""
-    return Place(path=member.shard or None, row=member.row, id=member.identity)
+    return Place(path=member.path, row=member.row, id=member.identity)
 
 
 def _flat_finish(run: Run) -> Iterator[Finding]:
@@ -134,6 +134,263 @@ def zero_advantage_group(view: View) -> Iterator[Finding]:
     **How to fix.** Resample or filter such tasks (DAPO calls it dynamic sampling).
 
     **Limits.** A component that does not use advantages (cross-entropy on tool output) still learns from the group.
+    """
+    gather(view)
+    return iter(())
+
+
+def _mixed_finish(run: Run) -> Iterator[Finding]:
+    groups: Groups = run.state("groups", Groups)
+    for name, members in groups.by_id.items():
+        rollouts = [member for member in heads(members) if not member.fork]
+        tasks = {member.task for member in rollouts if member.task is not None}
+        prompts = {member.prompt for member in rollouts}
+        if len(tasks) > 1:
+            other = next(member for member in rollouts if member.task not in (None, rollouts[0].task))
+            text = f"group {name} holds rollouts of {len(tasks)} tasks"
+            yield Finding("TM407", text, place_of(other), cause="tasks", data={"group": name})
+        elif len(prompts) > 1:
+            other = next(member for member in rollouts if member.prompt != rollouts[0].prompt)
+            severity = WARNING if tasks else None
+            text = f"group {name} holds rollouts of {len(prompts)} different prompts"
+            yield Finding("TM407", text, place_of(other), severity, "prompts", {"group": name})
+
+
+@rule("TM407", "ragged-group", ERROR, needs=(Need.GROUPS, Need.MASK), finish=_mixed_finish)
+def ragged_group(view: View) -> Iterator[Finding]:
+    """A group mixes rollouts of different tasks or prompts.
+
+    **What it does.** Compares task ids and the ids before the first sampled token within each group. Different prompts
+    under one task id are a warning only: some harnesses write paths or times into the prompt.
+
+    **Why it is bad.** The mean reward of a group is the baseline of its members. Over different tasks it is no baseline,
+    and easy tasks are rewarded for being easy.
+
+    **Example.** A flat batch of 64 rows cut into groups of 8 after a filter removed one row.
+
+    **How to fix.** Store a `group_id` with each rollout; never derive groups from positions.
+
+    **Limits.** Later branches of a trace have other contexts by nature and are not compared.
+    """
+    gather(view)
+    return iter(())
+
+
+Formula = Callable[[np.ndarray], np.ndarray]
+
+
+def _formulas() -> dict[str, Formula]:
+    def scaled(ddof: int, eps: float) -> Formula:
+        def value(r: np.ndarray) -> np.ndarray:
+            return (r - r.mean()) / (r.std(ddof=ddof) + eps) if len(r) > ddof else np.zeros_like(r)
+
+        return value
+
+    out: dict[str, Formula] = {
+        "r - mean": lambda r: r - r.mean(),
+        "r": lambda r: r,
+        "leave-one-out": lambda r: (r - r.mean()) * len(r) / max(len(r) - 1, 1),
+        "(r - mean) / mean": lambda r: (r - r.mean()) / r.mean() if r.mean() > 0 else np.zeros_like(r),
+    }
+    for ddof in (0, 1):
+        for eps in (0.0, 1e-8, 1e-6, 1e-4):
+            out[f"(r - mean) / (std{ddof} + {eps:g})"] = scaled(ddof, eps)
+    return out
+
+
+def _matches(formula: Formula, rewards: np.ndarray, advantages: np.ndarray) -> np.ndarray:
+    with np.errstate(divide="ignore", invalid="ignore"):
+        value = np.nan_to_num(formula(rewards))
+    return np.abs(value - advantages) <= 1e-4 * np.maximum(1, np.abs(value))
+
+
+def _recompute_finish(run: Run) -> Iterator[Finding]:
+    groups: Groups = run.state("groups", Groups)
+    cases = []
+    for name, members in groups.by_id.items():
+        known = [m for m in heads(members) if m.reward is not None and m.advantage is not None]
+        if len(known) >= 2 and len(known) == len(heads(members)):
+            rewards = np.array([m.reward for m in known], dtype=np.float64)
+            cases.append((name, known, rewards, np.array([m.advantage for m in known], dtype=np.float64)))
+    varied = [case for case in cases if np.ptp(case[2]) > 0]
+    if not varied:
+        return
+    formulas = _formulas()
+    right = {
+        key: sum(bool(_matches(formula, rewards, given).all()) for _, _, rewards, given in varied)
+        for key, formula in formulas.items()
+    }
+    best = max(right, key=lambda key: right[key])
+    if right[best] < 0.5 * len(varied):
+        if len(varied) >= 2 and not right[best]:
+            text = f"no known estimator gives the advantages of any of {len(varied)} groups"
+            yield Finding("TM408", text, place_of(varied[0][1][0]), WARNING, "unknown estimator")
+        return
+    for name, known, rewards, given in cases:
+        wrong = np.flatnonzero(~_matches(formulas[best], rewards, given))
+        if len(wrong):
+            first = known[int(wrong[0])]
+            text = f"group {name}: {len(wrong)} advantages are not {best} of the rewards, as in the other groups"
+            yield Finding("TM408", text, place_of(first), data={"group": name, "formula": best})
+
+
+@rule(
+    "TM408",
+    "advantage-does-not-recompute",
+    ERROR,
+    needs=(Need.REWARDS, Need.GROUPS, Need.ADVANTAGES),
+    finish=_recompute_finish,
+)
+def advantage_recomputes(view: View) -> Iterator[Finding]:
+    """A group's advantages are not what its rewards give.
+
+    **What it does.** Finds the estimator that explains most groups (r − mean, divided by a standard deviation of either
+    kind with the usual ε, leave-one-out, reward itself, r / mean − 1) and reports the groups that it does not explain.
+
+    **Why it is bad.** Rows were lost, repeated or moved between groups after the advantages were computed, or rewards
+    changed: the signs may be wrong.
+
+    **Example.** A filter dropped two of eight rollouts; the other six keep advantages from the mean of eight.
+
+    **How to fix.** Compute advantages last, from what is trained; our shards keep rewards and let the recipe do it.
+
+    **Limits.** Where no known estimator explains half of the groups, this is one warning at most: yours may be another.
+    """
+    gather(view)
+    return iter(())
+
+
+def _duplicates_finish(run: Run) -> Iterator[Finding]:
+    groups: Groups = run.state("groups", Groups)
+    for name, members in groups.by_id.items():
+        first: dict[int, Rollout] = {}
+        for member in heads(members):
+            if member.n_sampled < 16:
+                continue
+            twin = first.setdefault(member.sampled, member)
+            if twin is not member:
+                text = f"group {name}: {member.n_sampled} sampled tokens are those of row {twin.row}"
+                yield Finding("TM409", text, place_of(member), data={"group": name, "twin": twin.row})
+
+
+@rule("TM409", "duplicate-completions", WARNING, needs=(Need.GROUPS, Need.MASK), finish=_duplicates_finish)
+def duplicate_completions(view: View) -> Iterator[Finding]:
+    """Two rollouts of a group sampled exactly the same tokens.
+
+    **What it does.** Compares the sampled ids of a group's rollouts, from 16 tokens on.
+
+    **Why it is bad.** At temperature 1 this does not happen by chance: one rollout was logged twice, or all were
+    sampled with one seed. The group's baseline counts it double.
+
+    **Example.** A retry that was logged beside the attempt it retried.
+
+    **How to fix.** Drop the copies, give each request its own seed.
+
+    **Limits.** Greedy sampling gives equal rollouts rightly; then a group has nothing to compare.
+    """
+    gather(view)
+    return iter(())
+
+
+def _bias_finish(run: Run) -> Iterator[Finding]:
+    groups: Groups = run.state("groups", Groups)
+    every = [m for members in [*groups.by_id.values(), groups.loose] for m in heads(members) if m.reward is not None]
+    if len(every) < 8:
+        return
+    rewards = np.array([m.reward for m in every], dtype=np.float64)
+    lengths = np.array([m.n_sampled for m in every], dtype=np.float64)
+    if np.ptp(rewards) == 0 or np.ptp(lengths) == 0:
+        return
+    r = float(np.corrcoef(rewards, lengths)[0, 1])
+    high, low = lengths[rewards > np.median(rewards)], lengths[rewards <= np.median(rewards)]
+    words = (
+        f"mean length {high.mean():,.0f} above the median reward, {low.mean():,.0f} at or below" if len(high) else ""
+    )
+    text = f"correlation of sampled length with reward is {r:+.2f} over {len(every)} rollouts"
+    yield Finding(
+        "TM410", f"{text}; {words}" if words else text, data={"correlation": round(r, 4), "rollouts": len(every)}
+    )
+
+
+@rule("TM410", "length-bias", INFO, needs=(Need.REWARDS, Need.MASK), finish=_bias_finish)
+def length_bias(view: View) -> Iterator[Finding]:
+    """How the length of a rollout goes with its reward.
+
+    **What it does.** Correlates sampled tokens with reward over all rollouts, and states the mean lengths.
+
+    **Why it matters.** A mean per sequence gives each token of a long rollout less weight: with bad rollouts longer
+    than good ones, their tokens are punished less, and answers grow. The normalizer decides how much.
+
+    **Example.** `correlation of sampled length with reward is -0.61`.
+
+    **How to fix.** `tracemask explain --recipe NAME` shows the weights per token under every normalizer.
+
+    **Limits.** Eight rollouts at least; a report, never a judgement.
+    """
+    gather(view)
+    return iter(())
+
+
+def _incomplete_finish(run: Run) -> Iterator[Finding]:
+    groups: Groups = run.state("groups", Groups)
+    sizes = {name: len(heads(members)) for name, members in groups.by_id.items()}
+    wanted = run.options.group_size
+    if wanted is None:
+        if len(sizes) < 3:
+            return
+        values, counts = np.unique(list(sizes.values()), return_counts=True)
+        common = int(values[counts.argmax()])
+        if counts.max() < 0.6 * len(sizes):
+            return
+        wanted = common
+    for name, size in sizes.items():
+        if size < wanted:
+            text = f"group {name} has {size} of {wanted} rollouts"
+            yield Finding("TM605", text, place_of(groups.by_id[name][0]), data={"group": name, "size": size})
+
+
+@rule("TM605", "incomplete-group", WARNING, needs=(Need.GROUPS,), finish=_incomplete_finish)
+def incomplete_group(view: View) -> Iterator[Finding]:
+    """A group has fewer rollouts than the others (or than `--group-size`).
+
+    **What it does.** Counts rollouts per group; what three fifths of the groups have is taken as the size, unless it
+    is given.
+
+    **Why it is bad.** Lost rollouts are rarely lost at random: the long and the failed ones time out, and the group's
+    baseline moves.
+
+    **Example.** `group task-12 has 5 of 8 rollouts`.
+
+    **How to fix.** Complete the group, or choose in the recipe: `[group] incomplete = "keep" | "drop" | "error"`.
+
+    **Limits.** Datasets with groups of many sizes are only judged with `--group-size`.
+    """
+    gather(view)
+    return iter(())
+
+
+def _spread_finish(run: Run) -> Iterator[Finding]:
+    groups: Groups = run.state("groups", Groups)
+    for name, members in groups.by_id.items():
+        shards = dict.fromkeys(member.shard for member in members)
+        if len(shards) > 1:
+            other = next(member for member in members if member.shard != members[0].shard)
+            yield Finding("TM507", f"group {name} lies in {len(shards)} shards", place_of(other), data={"group": name})
+
+
+@rule("TM507", "group-split-across-shards", WARNING, needs=(Need.GROUPS,), finish=_spread_finish)
+def group_split(view: View) -> Iterator[Finding]:
+    """The rollouts of one group lie in several shards.
+
+    **What it does.** Notes the shard of each rollout by group.
+
+    **Why it is bad.** A reader that shuffles shards and trains as it reads sees half a group, with half a baseline.
+
+    **Example.** Rows written in the order of completion.
+
+    **How to fix.** Sort the log by group before converting, or use our reader, which keeps groups whole in a step.
+
+    **Limits.** Datasets in one file are not concerned.
     """
     gather(view)
     return iter(())

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from tracemask.check.context import Run
 from tracemask.check.finding import ERROR, WARNING, Finding
 from tracemask.check.rule import Need, rule
 from tracemask.check.view import View
@@ -134,7 +135,11 @@ def trained_without_attention(view: View) -> Iterator[Finding]:
     yield from view.block.each("TM314", places, "{n} token{s} in the loss that the attention mask hides")
 
 
-@rule("TM311", "some-turns-untrained", WARNING, needs=(Need.MASK, Need.SPANS))
+def _owners_finish(run: Run) -> Iterator[Finding]:
+    yield from run.state("TM311", Owners).close()
+
+
+@rule("TM311", "some-turns-untrained", WARNING, needs=(Need.MASK, Need.SPANS), finish=_owners_finish)
 def some_turns_untrained(view: View) -> Iterator[Finding]:
     """Some of the policy's turns in a row are trained and others are not.
 
@@ -147,21 +152,71 @@ def some_turns_untrained(view: View) -> Iterator[Finding]:
 
     **How to fix.** Train every sampled turn, or say so on purpose and ignore the rule with that reason.
 
-    **Limits.** In our shards, turns that an earlier branch owns (before the fork position) are rightly untrained.
+    **Limits.** In our shards, a turn that another row of its trace trains is rightly untrained in this one.
     """
-    block, policy, mask = view.block, view.policy, view.trained
-    start, end = block.spans(policy)
-    if not len(start):
+    block = view.block
+    if not view.stored_authors:
+        yield from block.each("TM311", _missed(view)[0], _TURNS)
         return
-    trained = np.concatenate([[0], np.cumsum(mask)])
+    held = view.run.state("TM311", Owners)
+    start, end = block.spans(view.trained)
+    message = block.column("message", neutral=-1)
+    owned: dict[int, set[int]] = {}
+    for row, turn in zip(
+        block.row_of[start].tolist(), message[start].tolist() if message is not None else (), strict=False
+    ):
+        owned.setdefault(row, set()).add(turn)
+    places, turns = _missed(view)
+    waiting: dict[int, list[tuple[int, int]]] = {}
+    for at, turn in zip(places.tolist(), turns.tolist(), strict=True):
+        row = int(block.row_of[at])
+        waiting.setdefault(row, []).append((turn, at - int(block.offsets[row])))
+    for i, trace in enumerate(block.scalar("trace_id")):
+        yield from held.move(trace)
+        held.owned |= owned.get(i, set())
+        held.waiting += [(turn, block.finding("TM311", i, _ONE, token=token)) for turn, token in waiting.get(i, ())]
+
+
+_TURNS = "{n} turn{s} of the policy without a trained token, others have some"
+_ONE = "a turn of the policy without a trained token, in no row of its trace"
+
+
+class Owners:
+    """The turns that some row of the current trace trains, and the turns that still wait for such a row."""
+
+    def __init__(self) -> None:
+        self.trace: object = None
+        self.owned: set[int] = set()
+        self.waiting: list[tuple[int, Finding]] = []
+
+    def move(self, trace: object) -> Iterator[Finding]:
+        """To the rows of `trace`; the untrained turns of the one before are told when it changes."""
+        if trace is None or trace != self.trace:
+            yield from self.close()
+            self.trace = trace
+
+    def close(self) -> Iterator[Finding]:
+        """What waited in vain."""
+        told = set()
+        for turn, finding in self.waiting:
+            if turn not in self.owned and turn not in told:
+                told.add(turn)
+                yield finding
+        self.owned, self.waiting = set(), []
+
+
+def _missed(view: View) -> tuple[np.ndarray, np.ndarray]:
+    """First tokens (flat) of policy turns without a trained token in rows that have others, and their messages."""
+    block = view.block
+    message = block.column("message", neutral=-1)
+    start, end = block.spans(view.policy)
+    trained = np.concatenate([[0], np.cumsum(view.trained)])
     has = trained[end] > trained[start]
-    row = block.row_of[start]
+    row = block.row_of[start] if len(start) else start
     any_trained = np.bincount(row[has], minlength=len(block.rows)) > 0
-    fork = np.array([position or 0 for position in block.scalar("fork_position")], dtype=np.int64)
-    owned = start - block.offsets[:-1][row] >= fork[row]
-    long_enough = end - start >= 2
-    missed = start[~has & any_trained[row] & owned & long_enough & ~view.upset[row]]
-    yield from block.each("TM311", missed, "{n} turn{s} of the policy without a trained token, others have some")
+    missed = ~has & any_trained[row] & (end - start >= 2) & ~view.upset[row]
+    turns = message[start] if message is not None else np.full(len(start), -1)
+    return start[missed], turns[missed]
 
 
 def environment_like(author: np.ndarray) -> np.ndarray:

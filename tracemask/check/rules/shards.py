@@ -5,9 +5,50 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
+
 from tracemask.check.context import Run
 from tracemask.check.finding import ERROR, Finding, Place
 from tracemask.check.rule import Need, Scope, rule
+from tracemask.check.view import View
+from tracemask.core.vocab import Author, Origin, Part, Role
+
+
+@rule("TM501", "schema", ERROR, needs=(Need.IDS,))
+def schema(view: View) -> Iterator[Finding]:
+    """A column holds what its type or its meaning does not allow.
+
+    **What it does.** Ids must be whole numbers; author, role, part and origin must be codes that exist; a row must have
+    as many tokens as its `n_tokens` says; messages must not go backwards within a row. Files that no version of ours
+    can read are reported too.
+
+    **Why it is bad.** A column that is not what its name says is read as something else by the next tool.
+
+    **Example.** Ids saved as float32: 151,667 survives, 16,777,217 does not.
+
+    **How to fix.** Write the types that docs/reference/shards.md names.
+
+    **Limits.** Extra columns are not judged.
+    """
+    block = view.block
+    for i, row in enumerate(block.rows):
+        ids = row.columns["token_ids"]
+        if ids.dtype.kind not in "iu":
+            yield block.finding("TM501", i, f"ids are {ids.dtype}, not whole numbers", token=0, cause="ids")
+        stated = row.scalars.get("n_tokens")
+        if view.run.ours and stated is not None and int(stated) != len(ids):
+            yield block.finding(
+                "TM501", i, f"n_tokens is {stated}, the row has {len(ids)} ids", token=0, cause="n_tokens"
+            )
+    for name, table in (("author", Author), ("role", Role), ("part", Part), ("origin", Origin)):
+        codes = block.column(name)
+        if codes is not None:
+            unknown = np.flatnonzero(codes >= len(table))
+            yield from block.each("TM501", unknown, f"{{n}} {name} code{{s}} that do not exist", cause=name)
+    message = block.column("message", neutral=-1)
+    if message is not None and len(block) > 1:
+        back = (message[1:] < message[:-1]) & (message[1:] >= 0) & (block.row_of[1:] == block.row_of[:-1])
+        yield from block.each("TM501", np.flatnonzero(back) + 1, "messages go backwards", cause="message")
 
 
 @rule("TM506", "mixed-fingerprints", ERROR, scope=Scope.DATASET, needs=(Need.IDS,))

@@ -10,6 +10,7 @@ import numpy as np
 from tracemask.check.context import Run
 from tracemask.check.finding import ERROR, WARNING, Finding, Place
 from tracemask.check.rule import Need, rule
+from tracemask.check.rules.rendering import notes, recorded
 from tracemask.check.turns import NOWHERE
 from tracemask.check.view import View
 from tracemask.core.vocab import Author
@@ -209,6 +210,7 @@ def tokens_after_stop(view: View) -> Iterator[Finding]:
 
     **Limits.** Stops are the tokenizer's and the generation configuration's, and what the template writes after replies.
     """
+    yield from recorded(view, "TM317")
     if view.run.grammar is None:
         return
     flagged = after_stop(view) & view.trained & ~tail_tokens(view) & ~view.upset[view.block.row_of]
@@ -231,11 +233,14 @@ def turn_without_stop(view: View) -> Iterator[Finding]:
 
     **Limits.** The last turn of a row may be cut off by the length limit; see TM107.
     """
+    yield from recorded(view, "TM316")
     turns, block = view.turns, view.block
     replies = turns.replies
     trained = np.concatenate([[0], np.cumsum(view.trained)])
     body, end = turns.body[replies], turns.end[replies]
     inner = end < block.offsets[1:][turns.row[replies]]
+    said = [any(note.get("code") == "TM316" for note in row_notes) for row_notes in notes(view)]
+    inner &= ~np.array(said, dtype=bool)[turns.row[replies]]
     bare = (turns.stop[replies] < 0) & inner & (trained[end] > trained[body]) & ~view.upset[turns.row[replies]]
     places = end[bare]
     rows_end = np.maximum(places - 1, 0)

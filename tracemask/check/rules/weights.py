@@ -1,0 +1,199 @@
+"""Rules about weight columns: what a step would train, and what it would divide by."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from tracemask.check.context import Run
+from tracemask.check.finding import ERROR, WARNING, Finding
+from tracemask.check.rule import Need, rule
+from tracemask.check.rules.authors import gradient_components
+from tracemask.check.view import View
+
+
+@dataclass
+class Sums:
+    """Nonzero weights per component, over the dataset."""
+
+    nonzero: dict[str, int] = field(default_factory=dict)
+
+
+def _nothing_finish(run: Run) -> Iterator[Finding]:
+    sums = run.state("TM601", Sums).nonzero
+    if sums and not any(sums.values()):
+        yield Finding("TM601", f"no token has weight in any component ({', '.join(sorted(sums))}): the loss is 0")
+
+
+@rule("TM601", "no-loss-tokens-in-step", ERROR, needs=(Need.WEIGHTS,), finish=_nothing_finish)
+def no_loss_tokens(view: View) -> Iterator[Finding]:
+    """No token has weight in any component.
+
+    **What it does.** Counts nonzero weights per component over the dataset. (Training reports the same per step: the
+    loss is 0 then, and training goes on.)
+
+    **Why it is bad.** A step without loss tokens divides nothing by nothing; frameworks that do not define it give NaN.
+
+    **Example.** Every group of the step has equal rewards and the recipe drops zero advantages.
+
+    **How to fix.** Filter such groups before the step, or add a component that does not need advantages.
+
+    **Limits.** Needs weight columns, from `tracemask materialize` or your own `weight.NAME`.
+    """
+    sums = view.run.state("TM601", Sums).nonzero
+    for name, stream in view.block.weights.items():
+        sums[name] = sums.get(name, 0) + int(np.count_nonzero(np.nan_to_num(stream)))
+    return iter(())
+
+
+@rule("TM603", "reward-or-logprob-missing-for-component", ERROR, needs=(Need.WEIGHTS,))
+def missing_for_component(view: View) -> Iterator[Finding]:
+    """A policy-gradient component weighs a row that has no reward, or a token that has no log-prob.
+
+    **What it does.** Looks for nonzero weights of policy-gradient components in rows without reward and advantage, and
+    on tokens without a log-prob in datasets that have log-probs.
+
+    **Why it is bad.** Missing is not zero: a reward of 0 is a failed task, a log-prob of 0 is certainty.
+
+    **Example.** A rollout whose verifier timed out has reward null and weight 1.
+
+    **How to fix.** `missing_reward = "exclude"` leaves the rollout out and counts it; log what is missing.
+
+    **Limits.** Components of other kinds (cross-entropy, KL to a reference) need neither.
+    """
+    block = view.block
+    for name in gradient_components(view):
+        stream = np.nan_to_num(block.weights[name]) != 0
+        advantage = block.column("advantage", neutral=np.nan)
+        bare = np.array(
+            [
+                reward is None and given is None
+                for reward, given in zip(block.scalar("reward"), block.scalar("advantage"))
+            ],
+            dtype=bool,
+        )
+        lacking = bare[block.row_of] if len(block) else np.zeros(0, dtype=bool)
+        if advantage is not None:
+            lacking &= np.isnan(advantage)
+        places = np.flatnonzero(stream & lacking)
+        yield from block.each(
+            "TM603", places, f"weight.{name} on {{n}} token{{s}} of a row without reward", cause="reward"
+        )
+        values = block.logprob
+        if values is not None:
+            places = np.flatnonzero(stream & np.isnan(values) & ~lacking)
+            text = f"weight.{name} on {{n}} token{{s}} without a log-prob"
+            yield from block.each("TM603", places, text, cause="log-prob")
+
+
+@rule("TM604", "first-token-of-a-row-weighted", WARNING, needs=(Need.MASK,))
+def first_token_weighted(view: View) -> Iterator[Finding]:
+    """The first token of a row is in the loss.
+
+    **What it does.** Looks at token 0 of each row: in the mask, or with weight in any component.
+
+    **Why it is bad.** No token stands before it, so nothing predicts it. Trainers drop it silently or, worse, predict it
+    from the end of the row packed before it. Ours zeroes it and counts it.
+
+    **Example.** A mask that marks the whole text of a pre-training row.
+
+    **How to fix.** Mask the first token, or begin rows with bos.
+
+    **Limits.** None known.
+    """
+    block = view.block
+    first = block.offsets[:-1][block.sizes > 0]
+    assert view.mask is not None
+    flagged = view.mask[first].copy()
+    for stream in block.weights.values():
+        flagged |= np.nan_to_num(stream[first]) != 0
+    flagged &= ~view.upset[block.row_of[first]] if len(first) else flagged
+    yield from block.each("TM604", first[flagged], "the first token of the row is in the loss")
+
+
+@dataclass
+class Denominators:
+    """One row per rollout and component: denominator, counted tokens, all tokens, all tokens but padding."""
+
+    rows: dict[str, list[tuple[int, float, int, int]]] = field(default_factory=dict)
+    first: dict[tuple[str, int], Finding] = field(default_factory=dict)
+
+
+def _denominators_finish(run: Run) -> Iterator[Finding]:
+    held = run.state("TM606", Denominators)
+    for name, rows in held.rows.items():
+        cause = _cause(np.array(rows, dtype=np.float64))
+        if cause:
+            first = held.first[name, int(rows[0][0])]
+            text = f"denominator.{name} follows {cause}"
+            yield Finding("TM606", text, first.place, cause=f"{name}: {cause}", data={"component": name})
+
+
+def _cause(rows: np.ndarray) -> str | None:
+    """What a denominator follows that it must not; None where it is one number, or follows trained tokens or groups."""
+    _, given, counted, size = rows.T
+    if len(rows) < 4 or np.ptp(given) == 0:
+        return None
+    ratio = given / np.maximum(counted, 1)
+    if np.ptp(ratio) <= 1e-6 * abs(ratio).max():
+        return None  # a mean per row of counted tokens
+    if np.ptp(size) > 0:
+        whole = given / np.maximum(size, 1)
+        if np.ptp(whole) <= 1e-6 * abs(whole).max():
+            return "the whole length of the row, context or padding included"
+    runs = _runs(given)
+    for batch in runs:
+        if len(batch) < 2:
+            return None
+    sums = np.array([counted[batch].sum() for batch in runs])
+    means = np.array([given[batch[0]] for batch in runs])
+    if len(runs) >= 2 and np.ptp(means / np.maximum(sums, 1)) <= 1e-6 * (means / np.maximum(sums, 1)).max():
+        return "the tokens of consecutive rows: a micro-batch or a rank was counted, not the step"
+    return None
+
+
+def _runs(values: np.ndarray) -> list[np.ndarray]:
+    cuts = np.flatnonzero(values[1:] != values[:-1]) + 1
+    return np.split(np.arange(len(values)), cuts)
+
+
+@rule(
+    "TM606",
+    "denominator-depends-on-batching",
+    ERROR,
+    needs=(Need.WEIGHTS, Need.DENOMINATORS),
+    finish=_denominators_finish,
+)
+def denominator_depends(view: View) -> Iterator[Finding]:
+    """A denominator column follows padding, the micro-batch or the rank.
+
+    **What it does.** Reads `denominator.NAME` per row and tests what it is proportional to: the row's whole length
+    (padding or context counted), or the trained tokens of a few consecutive rows (a micro-batch or rank).
+
+    **Why it is bad.** The same data gives another gradient when the batch is cut differently; with gradient
+    accumulation, rows of short micro-batches weigh more.
+
+    **Example.** Loss means per micro-batch, averaged over the accumulation: (4/2 + 3/6)/2 = 1.25 instead of 7/8.
+
+    **How to fix.** Divide by the count of the whole step; `tracemask materialize` writes such denominators.
+
+    **Limits.** Denominators that differ by group or by row for their own trained tokens are normalizers, and pass. Four
+    rows at least.
+    """
+    held, block = view.run.state("TM606", Denominators), view.block
+    for name, stream in block.weights.items():
+        column = block.column(f"denominator.{name}", neutral=np.nan)
+        if column is None:
+            continue
+        on = np.nan_to_num(stream) != 0
+        for row, token, count in block.first_per_row(np.flatnonzero(on & np.isfinite(column))):
+            index = block.rows[row].index
+            given = float(column[block.offsets[row] + token])
+            rows = held.rows.setdefault(name, [])
+            if not rows:
+                held.first[name, index] = block.finding("TM606", row, "", token=token)
+            if len(rows) < 1 << 16:
+                rows.append((index, given, count, int(block.sizes[row])))
+    return iter(())
