@@ -152,3 +152,13 @@ def test_the_verbs_print_recipes_and_audits(tmp_path: Path) -> None:
     code, text = invoke("materialize", str(tmp_path / "in"), "-r", "echo", "-o", str(tmp_path / "out"), "--json")
     assert code == 0
     assert json.loads(text)["rows"] == 6
+
+
+def test_the_recipe_verb_translates_a_prime_rl_file(tmp_path: Path) -> None:
+    file = tmp_path / "run.toml"
+    file.write_text('[orchestrator.algo]\ntype = "echo"\n[orchestrator.algo.roles.user]\nalpha = 0.05\n')
+    code, text = invoke("recipe", str(file), "--toml")
+    assert code == 0
+    (tmp_path / "ours.toml").write_text(text)
+    assert Recipe.load(tmp_path / "ours.toml") == Recipe.load(file)
+    assert 'term = "dppo"' in text

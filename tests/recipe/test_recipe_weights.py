@@ -240,3 +240,21 @@ def test_weights_are_float32_and_new_arrays() -> None:
     assert all(stream.dtype == np.float32 and len(stream) == len(row) for stream in first.values())
     first["rl"][:] = 9
     assert second["rl"].max() == 1
+
+
+@pytest.mark.parametrize("name", ["grpo_kl", "opd"])
+def test_a_filtered_rollout_leaves_every_component_on_the_policy_s_tokens(name: str) -> None:
+    recipe = Recipe.load({"extends": name, "filters": {"truncated": "mask"}, "missing_logprob": "keep"})
+    masked = lay_row(recipe, agent(), float("nan"), reason="truncated")
+    assert not any(stream.any() for stream in masked.weights.values())
+    assert set(masked.dropped) == {f"{component}.truncated" for component in recipe.components}
+
+
+def test_distillation_needs_no_reward() -> None:
+    assert lay(Recipe.load("opd"), agent(), float("nan"))["ref_kl"].sum() == 13
+
+
+def test_a_rollout_without_a_reward_also_leaves_the_kl_beside_the_policy_term() -> None:
+    weights = lay(Recipe.load("grpo_kl"), agent(), float("nan"))
+    assert not weights["rl"].any()
+    assert not weights["kl"].any()
