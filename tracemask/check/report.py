@@ -49,7 +49,10 @@ class Skip:
 
 @dataclass
 class Report:
-    """The outcome of a run. groups: worst first. ran: codes that saw data. suppressed: known to the baseline."""
+    """The outcome of a run. groups: worst first. ran: codes that saw data. suppressed: known to the baseline.
+
+    unreadable: records of a log that could not be read, each with its place and code.
+    """
 
     path: str
     kind: str
@@ -64,6 +67,8 @@ class Report:
     unused_ignores: tuple[str, ...] = ()
     stale_baseline: int = 0
     notes: tuple[str, ...] = ()
+    traces: int = 0
+    unreadable: tuple[str, ...] = ()
 
     @property
     def findings(self) -> list[Finding]:
@@ -81,9 +86,9 @@ class Report:
 
     @property
     def failed(self) -> bool:
-        """A group at or above `fail_on` that is not tolerated, or a required rule that was skipped."""
+        """A group at or above `fail_on` that is not tolerated, a required rule that was skipped, an unreadable record."""
         worst = any(group.severity.rank <= self.settings.fail_on.rank and not group.tolerated for group in self.groups)
-        return worst or any(skip.required for skip in self.skipped)
+        return worst or bool(self.unreadable) or any(skip.required for skip in self.skipped)
 
     @property
     def exit_code(self) -> int:
@@ -94,7 +99,7 @@ class Report:
         """A plain dict: schemas/finding.v1.schema.json. examples: findings per group, default all that were kept."""
         return {
             "version": VERSION,
-            "dataset": {"path": self.path, "kind": self.kind, "rows": self.rows, "tokens": self.tokens},
+            "dataset": {"path": self.path, "kind": self.kind, "rows": self.rows, "tokens": self.tokens, "traces": self.traces},
             "exit_code": self.exit_code,
             "counts": {each.value: self.count(each) for each in Severity},
             "groups": [_group(group, examples) for group in self.groups],
@@ -108,6 +113,7 @@ class Report:
             "ignored": dict(sorted(self.ignored.items())),
             "unused_ignores": list(self.unused_ignores),
             "stale_baseline": self.stale_baseline,
+            "unreadable": list(self.unreadable),
             "notes": list(self.notes),
         }  # fmt: skip
 

@@ -73,7 +73,8 @@ class Session:
         self.run = Run(tokenizer=loaded, template=_template(template, loaded), options=settings.options)
         self.ran: set[str] = set()
         self.have: set[Need] = set()
-        self.rows = self.tokens = 0
+        self.rows = self.tokens = self.traces = 0
+        self.unreadable: list[str] = []
         self.path = ""
         self._ignores = {code: selector for selector in settings.ignore for code in matching([selector])}
 
@@ -93,6 +94,7 @@ class Session:
         from tracemask.check.rules.traces import breaches
 
         self.have.add(Need.MESSAGES)
+        self.traces += 1
         if self.run.grammar is not None:
             self.have.add(Need.TEMPLATE)
         have = frozenset(self.have | ({Need.TOKENIZER} if self.run.lens else set()))
@@ -128,7 +130,7 @@ class Session:
 
     def report(self) -> Report:
         """Run what needs the whole dataset and close the report. UsageError TM904: nothing was seen."""
-        if not self.rows and Need.MESSAGES not in self.have:
+        if not self.rows and not self.traces and not self.unreadable:
             raise UsageError("TM904", where=self.path, what="the dataset has no rows", fix="give a dataset with rows")
         for rule in self._ready(Scope.DATASET, frozenset(self.have)):
             self._take(rule.check(self.run), None)
@@ -161,6 +163,8 @@ class Session:
             ignored={selector: self.ignored[selector] for selector in used},
             unused_ignores=tuple(selector for selector in settings.ignore if selector not in used),
             stale_baseline=self.baseline.stale,
+            traces=self.traces,
+            unreadable=tuple(self.unreadable),
         )
 
     def _skipped(self) -> list[Skip]:

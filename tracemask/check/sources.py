@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from tracemask.check.block import blocks
 from tracemask.check.config import Settings
 from tracemask.check.report import Report
 from tracemask.check.runner import Session, check_dataset
-from tracemask.core.errors import UsageError
+from tracemask.core.errors import TracemaskError, UsageError
 from tracemask.store.foreign_names import COMPLETION_IDS, IDS
 
+BATCH = 64  # traces rendered at once
 _LINE = 1 << 26  # bytes of the first line that are looked at
 
 
@@ -61,30 +64,31 @@ def is_log(path: str) -> bool:
     return False
 
 
-def _traces(paths: Sequence[str]) -> Iterator[Any]:
+def _traces(paths: Sequence[str], unreadable: list[str] | None = None) -> Iterator[Any]:
+    """The traces of logs; records that cannot be read are named in `unreadable`, or stop the run without it."""
     from tracemask.trace import read_traces
 
     for path in paths:
-        yield from read_traces(path)
+        reading = read_traces(path, on_error="fail" if unreadable is None else "skip")
+        yield from reading
+        if unreadable is not None:
+            unreadable += [str(error) for error in reading.skipped]
 
 
 class Log:
-    """Rows rendered from a log, as a dataset of ours that lies in no file."""
+    """What the rows of a rendered log belong to: a dataset of ours that lies in no file."""
 
     kind = "tracemask"
-
-    def __init__(self, paths: Sequence[str], metadata: dict[str, Any]) -> None:
-        self.paths_given = tuple(paths)
-        self.metadata = metadata
+    metadata: Mapping[str, Any] = MappingProxyType({})
 
 
 def _check_logs(
     paths: Sequence[str], settings: Settings, template: str | None, baseline_out: Counter[str] | None
 ) -> Report:
     session = Session(settings, tokenizer=settings.tokenizer, template=template, baseline_out=baseline_out)
-    session.start(Log(paths, {}), path=", ".join(paths))
+    session.start(Log(), path=", ".join(paths))
     if session.run.tokenizer is None:
-        for trace in _traces(paths):
+        for trace in _traces(paths, session.unreadable):
             session.trace(trace, alone=True)
         return session.report()
     for block in blocks(_rendered(paths, session, template), tokens=settings.block_tokens):
@@ -93,6 +97,7 @@ def _check_logs(
 
 
 def _rendered(paths: Sequence[str], session: Session, template: str | None) -> Iterator[tuple[Any, str]]:
+    """The rows of a log, rendered a batch of traces at a time; a trace that cannot be rendered is named."""
     from tracemask.render.renderer import Renderer
     from tracemask.store.rows import of_sample
 
@@ -100,8 +105,27 @@ def _rendered(paths: Sequence[str], session: Session, template: str | None) -> I
     renderer = Renderer(session.run.tokenizer, template=template)
     index = 0
     for path in paths:
-        for trace in _traces([path]):
-            session.trace(trace)
-            for sample in renderer.render(trace):
-                yield of_sample(sample, trace, index=index), path
-                index += 1
+        for batch in _batches(_traces([path], session.unreadable), BATCH):
+            for trace, samples in _samples(renderer, batch, session.unreadable):
+                session.trace(trace)
+                for sample in samples:
+                    yield of_sample(sample, trace, index=index), path
+                    index += 1
+
+
+def _samples(renderer: Any, batch: list[Any], unreadable: list[str]) -> Iterator[tuple[Any, list[Any]]]:
+    try:
+        yield from zip(batch, renderer.render_many(batch), strict=True)
+    except TracemaskError:  # one of them: find out which
+        for trace in batch:
+            try:
+                samples = renderer.render(trace)
+            except TracemaskError as error:
+                unreadable.append(str(error))
+                samples = []
+            yield trace, samples
+
+
+def _batches(items: Iterator[Any], size: int) -> Iterator[list[Any]]:
+    while batch := list(islice(items, size)):
+        yield batch

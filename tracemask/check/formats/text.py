@@ -17,6 +17,7 @@ def render(report: Report) -> str:
     lines = [line for group in report.groups for line in group_lines(group, report)]
     if lines:
         lines.append("")
+    lines += [f"unreadable: {neutral(line)}" for line in report.unreadable]
     lines += list(_not_run(report))
     lines += list(_ignores(report))
     lines.append(summary(report))
@@ -49,7 +50,7 @@ def _not_run(report: Report) -> Iterator[str]:
         codes.append(skip.rule.code + ("!" if skip.required else ""))
     for (missing, remedy), codes in sorted(by_need.items()):
         fix = f" ({remedy})" if remedy else ""
-        yield f"not run, no {missing}{fix}: {' '.join(codes)}"
+        yield f"not run, missing {missing}{fix}: {' '.join(codes)}"
     if any(skip.required for skip in report.skipped):
         yield "! = required, so this run fails"
 
@@ -71,6 +72,8 @@ def summary(report: Report) -> str:
     found = [plural(report.count(each), WORDS[each]) for each in Severity if report.count(each)]
     verdict = ", ".join(found) if found else "no findings"
     size = f"{plural(report.rows, 'row')}, {plural(report.tokens, 'token')}"
+    if report.traces:
+        size = plural(report.traces, "trace") + (f", {size}" if report.rows else "")
     return f"{verdict} in {size}; {len(report.ran)} rules ran, {len(report.skipped)} could not"
 
 
