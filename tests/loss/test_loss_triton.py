@@ -14,7 +14,7 @@ HERE = Path(__file__).parent
 
 @pytest.mark.skipif(sys.platform != "linux", reason="Triton is built for Linux")
 def test_triton_kernels_equal_the_reference_under_the_interpreter() -> None:
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "triton_interpreted.py"]
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "triton_interpreted.py"]
     environment = os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
     environment.pop("PYTEST_ADDOPTS", None)
     done = subprocess.run(command, cwd=HERE, env=environment, capture_output=True, text=True, timeout=250)
