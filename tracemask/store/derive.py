@@ -15,7 +15,7 @@ from tracemask.store.lock import locked
 from tracemask.store.manifest import Manifest, Receipt
 from tracemask.store.reader import Dataset
 from tracemask.store.row import Row
-from tracemask.store.schema import SCALARS, Profile, is_token_field
+from tracemask.store.schema import SCALARS, SPANS, Profile, is_token_field
 from tracemask.store.shard import OpenShard
 from tracemask.store.writer import ShardWriter
 
@@ -99,4 +99,5 @@ def _one(dataset: Dataset, k: int, folder: Folder, edit: Edit, metadata: dict[st
 
 def _more_scalars(shard: OpenShard) -> dict[str, pa.DataType]:
     """Scalar columns beyond the fixed ones."""
-    return {field.name: field.type for field in shard.schema if field.name not in SCALARS and not is_token_field(field)}
+    fixed = {*SCALARS, SPANS}
+    return {field.name: field.type for field in shard.schema if field.name not in fixed and not is_token_field(field)}

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
+from itertools import islice
 from multiprocessing import get_context, parent_process
 from typing import Any
 
@@ -78,7 +79,7 @@ def _run_tasks(ray: Any, work: Work, ranges: Sequence[Range], workers: int) -> I
     task = ray.remote(num_cpus=1, max_retries=_RETRIES)(convert_range)
     shared = ray.put(work)
     todo = iter(ranges)
-    running = [task.remote(shared, span) for span, _ in zip(todo, range(workers), strict=False)]
+    running = [task.remote(shared, span) for span in islice(todo, workers)]
     while running:
         done, running = ray.wait(running, num_returns=1)
         try:

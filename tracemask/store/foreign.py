@@ -181,22 +181,22 @@ class JsonRecords(Records):
 
 def _kinds(schema: pa.Schema) -> tuple[list[str], list[str]]:
     """Names of the fields that hold lists of numbers, and of all others."""
+    lists = [field.name for field in schema if _is_number_list(field.type)]
+    return lists, [field.name for field in schema if field.name not in lists]
+
+
+def _is_number_list(kind: pa.DataType) -> bool:
     import pyarrow.types as kinds
 
-    def is_list(kind: pa.DataType) -> bool:
-        nested = kinds.is_list(kind) or kinds.is_large_list(kind) or kinds.is_fixed_size_list(kind)
-        return nested and (kinds.is_integer(kind.value_type) or kinds.is_floating(kind.value_type)
-                           or kinds.is_boolean(kind.value_type))  # fmt: skip
-
-    lists = [field.name for field in schema if is_list(field.type)]
-    return lists, [field.name for field in schema if field.name not in lists]
+    if not (kinds.is_list(kind) or kinds.is_large_list(kind) or kinds.is_fixed_size_list(kind)):
+        return False
+    return kinds.is_integer(kind.value_type) or kinds.is_floating(kind.value_type) or kinds.is_boolean(kind.value_type)
 
 
 def _value(scalar: Any) -> Any:
     """An Arrow scalar: number lists as arrays (nulls as NaN), the rest as Python values."""
-    values = getattr(scalar, "values", None)
-    if values is not None and hasattr(values, "to_numpy") and values.type.num_fields == 0:
-        return values.to_numpy(zero_copy_only=False)
+    if _is_number_list(scalar.type):
+        return None if scalar.values is None else scalar.values.to_numpy(zero_copy_only=False)
     return scalar.as_py()
 
 

@@ -104,8 +104,8 @@ class Names:
         values: Mapping[str, Any],
         where: str,
     ) -> np.ndarray:
-        """A completion-only column over the whole row; any other length is left for the rules to report."""
-        if len(found) == total or split is None or len(found) != split[1]:
+        """A known completion-only column over the whole row; any other length is left for the rules to report."""
+        if ours not in TOKEN_NAMES or len(found) == total or split is None or len(found) != split[1]:
             return found
         for name in _PROMPT_OF.get(ours, ()):
             before = _numbers(values.get(name), where, name)

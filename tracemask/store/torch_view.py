@@ -39,3 +39,19 @@ def _tensor(values: np.ndarray) -> Tensor:
     import torch
 
     return torch.from_numpy(values if values.flags.writeable else values.copy())
+
+
+class Rows:
+    """A map-style torch dataset of rows, for `torch.utils.data.DataLoader`; a Stream is its sampler.
+
+    Rows that reach another process are copies. `collate_fn` decides what a batch is: `pack.join`, or a list.
+    """
+
+    def __init__(self, dataset: Dataset) -> None:
+        self.dataset = dataset
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, i: int) -> Row:
+        return self.dataset.row(i)

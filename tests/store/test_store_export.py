@@ -1,0 +1,154 @@
+"""What goes out to another trainer comes back as the same ids, loss mask, log-probs and rewards."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from store_rows import dataset, full_row, rows, same, sample, trace
+
+from tracemask.core.errors import TracemaskError
+from tracemask.store.derive import add_columns
+from tracemask.store.export import export
+from tracemask.store.export_forms import FORMS
+from tracemask.store.reader import Dataset, open_dataset
+from tracemask.store.row import Row
+from tracemask.store.rows import of_sample
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Dataset:
+    """A few rewarded rows with a log-prob on every sampled token."""
+    return dataset(tmp_path / "source", rows(7, groups=2), rows_per_shard=3)
+
+
+def test_the_forms_are_those_that_the_command_promises() -> None:
+    assert set(FORMS) == {"parquet", "hf", "trl", "verl", "prime-rl", "jsonl"}
+
+
+@pytest.mark.parametrize("to", ["parquet", "hf", "jsonl"])
+def test_our_own_columns_all_come_back(tmp_path: Path, to: str) -> None:
+    made = [*rows(5, groups=2), full_row()]
+    found = dataset(tmp_path / "source", made)
+    done = export(found, str(tmp_path / to), to=to)
+    assert (done.rows, done.tokens, done.lost) == (6, sum(map(len, made)), ())
+    back = open_dataset(tmp_path / to)
+    assert back.kind == "foreign"
+    for row, expected in zip(back, found, strict=True):
+        same(row, expected, dtypes=False)
+
+
+def trained(row: Row) -> np.ndarray:
+    if (mask := row.get("mask")) is not None:
+        return mask.astype(bool)
+    return row["labels"] != -100
+
+
+@pytest.mark.parametrize("to", ["trl", "verl", "prime-rl"])
+def test_ids_and_loss_mask_come_back_from_each_trainers_form(tmp_path: Path, source: Dataset, to: str) -> None:
+    done = export(source, str(tmp_path / to), to=to)
+    assert done.mask == "sampled"
+    assert done.trained == sum(int(row["sampled"].sum()) for row in source)
+    back = open_dataset(tmp_path / to)
+    for row, expected in zip(back, source, strict=True):
+        assert row["token_ids"].tolist() == expected["token_ids"].tolist()
+        assert trained(row).tolist() == expected["sampled"].tolist()
+        if to == "trl":
+            assert (row["labels"] != -100).tolist() == expected["sampled"].tolist()
+        else:
+            at = expected["sampled"]
+            np.testing.assert_array_equal(row["logprob"][at], expected["logprob"][at])
+            assert row.scalars["reward"] == expected.scalars["reward"]
+            assert row.scalars["group_id"] == expected.scalars["group_id"]
+
+
+def test_trl_files_open_with_datasets_under_the_names_that_trl_reads(tmp_path: Path, source: Dataset) -> None:
+    import datasets
+
+    datasets.disable_progress_bars()
+    export(source, str(tmp_path / "trl"), to="trl")
+    found = datasets.Dataset.from_parquet(
+        str(tmp_path / "trl" / "part-00000.parquet"), cache_dir=str(tmp_path / "cache")
+    )
+    assert set(found.column_names) == {"input_ids", "labels", "completion_mask", "attention_mask"}
+    assert found[1]["input_ids"] == source.row(1)["token_ids"].tolist()
+
+
+def test_a_hugging_face_folder_loads_from_disk(tmp_path: Path, source: Dataset) -> None:
+    import datasets
+
+    export(source, str(tmp_path / "hf"), to="hf")
+    found = datasets.load_from_disk(str(tmp_path / "hf"))
+    assert found.num_rows == 7
+    assert found[2]["token_ids"] == source.row(2)["token_ids"].tolist()
+    assert found[2]["reward"] == source.row(2).scalars["reward"]
+
+
+def test_a_rollout_that_is_not_trainable_has_nothing_in_the_loss(tmp_path: Path) -> None:
+    found = dataset(tmp_path / "source", [of_sample(sample("a", 9), trace("a", trainable=False))])
+    assert export(found, str(tmp_path / "out"), to="trl").trained == 0
+    assert set(open_dataset(tmp_path / "out").row(0)["labels"].tolist()) == {-100}
+
+
+def test_weights_of_a_component_replace_the_mask(tmp_path: Path, source: Dataset) -> None:
+    def weights(row: Row) -> dict[str, np.ndarray]:
+        return {"weight.rl": np.where(np.arange(len(row)) % 2, 0.5, 0).astype(np.float32)}
+
+    add_columns(source, str(tmp_path / "weighted"), weights, config={"what": "test"})
+    weighted = open_dataset(tmp_path / "weighted")
+    done = export(weighted, str(tmp_path / "out"), to="trl", component="rl")
+    assert done.mask == "weight.rl"
+    for row in open_dataset(tmp_path / "out"):
+        assert trained(row).tolist() == (np.arange(len(row)) % 2 == 1).tolist()
+    with pytest.raises(TracemaskError, match=r"no column weight\.rl"):
+        export(source, str(tmp_path / "none"), to="trl", component="rl")
+
+
+@pytest.mark.parametrize("to", ["verl", "prime-rl"])
+def test_a_missing_log_prob_is_never_exported_as_zero(tmp_path: Path, to: str) -> None:
+    made = sample("a", 9)
+    made.logprob[np.flatnonzero(made.sampled)[1]] = np.nan
+    found = dataset(tmp_path / "source", [of_sample(made, trace("a"))])
+    with pytest.raises(TracemaskError, match="TM603 token"):
+        export(found, str(tmp_path / "out"), to=to)
+    assert list((tmp_path / "out").iterdir()) == []
+    export(found, str(tmp_path / "trl"), to="trl")
+
+
+def test_prime_rl_has_one_advantage_a_sample(tmp_path: Path, source: Dataset) -> None:
+    add_columns(
+        source, str(tmp_path / "one"), lambda row: {"advantage": np.full(len(row), 0.5, dtype=np.float32)}, config={}
+    )
+    export(open_dataset(tmp_path / "one"), str(tmp_path / "out"), to="prime-rl")
+    lines = [json.loads(line) for line in (tmp_path / "out" / "rows.jsonl").read_text().splitlines()]
+    assert {line["advantage"] for line in lines if any(line["completion_mask"])} == {0.5}
+    add_columns(
+        source, str(tmp_path / "many"), lambda row: {"advantage": np.arange(len(row), dtype=np.float32)}, config={}
+    )
+    with pytest.raises(TracemaskError, match="TM501 the advantage differs"):
+        export(open_dataset(tmp_path / "many"), str(tmp_path / "out2"), to="prime-rl")
+
+
+def test_a_foreign_dataset_can_be_exported_too(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text(json.dumps({"input_ids": [1, 2, 3], "labels": [-100, 2, 3]}) + "\n")
+    export(open_dataset(path), str(tmp_path / "trl"), to="trl")
+    row = open_dataset(tmp_path / "trl").row(0)
+    assert row["token_ids"].tolist() == [1, 2, 3]
+    assert trained(row).tolist() == [False, True, True]
+
+
+@pytest.mark.parametrize(
+    ("options", "code"),
+    [({"to": "tlr"}, "TM902"), ({"out": "memory://x", "to": "trl"}, "TM900"), ({"to": "trl"}, "TM933")],
+)
+def test_a_bad_request_is_refused(tmp_path: Path, source: Dataset, options: dict[str, Any], code: str) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "note").write_text("mine")
+    with pytest.raises(TracemaskError) as error:
+        export(source, **{"out": str(tmp_path / "out"), **options})
+    assert error.value.code == code
+    assert (tmp_path / "out" / "note").read_text() == "mine"

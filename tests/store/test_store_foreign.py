@@ -1,0 +1,221 @@
+"""Other tools' datasets open as rows under the names they use; what is odd stays, for the rules to report."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from tracemask.core.errors import TracemaskError
+from tracemask.store.manifest import verify
+from tracemask.store.reader import open_dataset
+
+ROWS: list[dict[str, Any]] = [
+    {"input_ids": [1, 2, 3], "labels": [-100, 2, 3], "attention_mask": [1, 1, 1], "reward": 1.0, "uid": "a"},
+    {"input_ids": [4, 5], "labels": [-100, 5], "attention_mask": [1, 1], "reward": None, "uid": "b"},
+    {"input_ids": [], "labels": [], "attention_mask": [], "reward": 0.5, "uid": "b"},
+]
+
+
+def jsonl(path: Path, rows: list[dict[str, Any]]) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return path
+
+
+def write(path: Path, kind: str) -> Path:
+    """ROWS in one of the kinds."""
+    if kind == "jsonl":
+        return jsonl(path / "rows.jsonl", ROWS)
+    if kind == "parquet":
+        pq.write_table(pa.Table.from_pylist(ROWS), path / "rows.parquet", row_group_size=2)
+        return path / "rows.parquet"
+    if kind == "folder":
+        (path / "data").mkdir()
+        for k in range(3):
+            pq.write_table(
+                pa.Table.from_pylist(ROWS[k : k + 1], pa.Table.from_pylist(ROWS).schema), path / "data" / f"{k}.parquet"
+            )
+        return path
+    if kind == "arrow":
+        table = pa.Table.from_pylist(ROWS)
+        with pa.ipc.new_file(str(path / "rows.arrow"), table.schema) as writer:
+            writer.write_table(table)
+        return path / "rows.arrow"
+    import datasets
+
+    datasets.disable_progress_bars()
+    made: Any = datasets.Dataset.from_list(ROWS)
+    if kind == "splits":
+        made = datasets.DatasetDict(train=made)
+    made.save_to_disk(str(path / "hf"), **({"num_shards": 2} if kind == "hf" else {}))
+    return path / "hf"
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "parquet", "folder", "arrow", "hf", "splits"])
+def test_every_kind_of_file_gives_the_same_rows(tmp_path: Path, kind: str) -> None:
+    found = open_dataset(write(tmp_path, kind))
+    assert found.kind == "foreign"
+    assert len(found) == 3
+    assert found.token_columns == ("token_ids", "labels", "attention_mask")
+    for row, expected in zip(found, ROWS, strict=True):
+        assert row["token_ids"].tolist() == expected["input_ids"]
+        assert row["labels"].tolist() == expected["labels"]
+        assert row.scalars["reward"] == expected["reward"]
+        assert row.scalars["group_id"] == expected["uid"]
+    assert found.scalars(["reward", "group_id"]) == {"reward": [1.0, None, 0.5], "group_id": ["a", "b", "b"]}
+    assert found.row(0)["token_ids"].dtype == np.int32
+    assert found.metadata == {}
+    assert verify(found) == []
+
+
+@pytest.mark.parametrize(
+    ("record", "columns"),
+    [
+        (  # TRL, GRPO
+            {"prompt_ids": [1, 2], "completion_ids": [3, 4], "completion_mask": [1, 0],
+             "sampling_per_token_logps": [-1.0, -2.0]},
+            {"token_ids": [1, 2, 3, 4], "mask": [0, 0, 1, 0], "logprob": [None, None, -1.0, -2.0]},
+        ),
+        (  # TRL, SFT
+            {"input_ids": [1, 2, 3], "completion_mask": [0, 1, 1]},
+            {"token_ids": [1, 2, 3], "mask": [0, 1, 1]},
+        ),
+        (  # axolotl, LLaMA-Factory
+            {"input_ids": [1, 2], "labels": [-100, 2], "attention_mask": [1, 1], "position_ids": [0, 1]},
+            {"token_ids": [1, 2], "labels": [-100, 2], "attention_mask": [1, 1], "position_ids": [0, 1]},
+        ),
+        (  # verl: responses beside whole rows
+            {"input_ids": [1, 2, 3], "responses": [2, 3], "response_mask": [1, 0], "rollout_log_probs": [-1.0, 0.0],
+             "old_log_probs": [-1.5, 0.0]},
+            {"token_ids": [1, 2, 3], "mask": [0, 1, 0], "logprob": [None, -1.0, 0.0], "responses": [2, 3],
+             "old_logprob": [None, -1.5, 0.0]},
+        ),
+        (  # prime-rl
+            {"prompt_ids": [1], "prompt_mask": [False], "completion_ids": [2, 3], "completion_mask": [True, True],
+             "completion_logprobs": [-1.0, -2.0]},
+            {"token_ids": [1, 2, 3], "mask": [False, True, True], "logprob": [None, -1.0, -2.0]},
+        ),
+        (  # prime-rl, micro-batch
+            {"input_ids": [1, 2], "loss_mask": [False, True], "inference_logprobs": [0.0, -1.0],
+             "advantages": [0.5, 0.5]},
+            {"token_ids": [1, 2], "mask": [False, True], "logprob": [0.0, -1.0], "advantage": [0.5, 0.5]},
+        ),
+        (  # slime: the mask covers the response only
+            {"tokens": [1, 2, 3], "response_ids": [3], "loss_mask": [1]},
+            {"token_ids": [1, 2, 3], "mask": [0, 0, 1], "response_ids": [3]},
+        ),
+        (  # no mask at all: the completion is what is trained
+            {"prompt_ids": [1], "completion_ids": [2]},
+            {"token_ids": [1, 2], "mask": [0, 1]},
+        ),
+    ],
+)  # fmt: skip
+def test_the_names_of_other_trainers_are_known(tmp_path: Path, record: dict[str, Any], columns: dict[str, Any]) -> None:
+    row = open_dataset(jsonl(tmp_path / "a.jsonl", [record])).row(0)
+    assert set(row.columns) == set(columns)
+    for name, expected in columns.items():
+        values = [None if value != value else value for value in row[name].tolist()]
+        assert values == expected, name
+
+
+def test_columns_of_any_name_can_be_mapped(tmp_path: Path) -> None:
+    path = jsonl(tmp_path / "a.jsonl", [{"x": [1, 2], "m": [0, 1], "lp": [None, -1.0], "who": "g"}])
+    found = open_dataset(path, columns={"ids": "x", "mask": "m", "logprobs": "lp", "group": "who"})
+    row = found.row(0)
+    assert row["token_ids"].tolist() == [1, 2]
+    assert row["mask"].tolist() == [0, 1]
+    assert np.isnan(row["logprob"][0])
+    assert row.scalars["group_id"] == "g"
+
+
+def test_a_column_of_another_length_is_kept_for_the_rules(tmp_path: Path) -> None:
+    row = open_dataset(jsonl(tmp_path / "a.jsonl", [{"input_ids": [1, 2, 3], "labels": [1, 2]}])).row(0)
+    assert row["labels"].tolist() == [1, 2]
+
+
+def test_ids_that_no_vocabulary_has_are_kept_for_the_rules(tmp_path: Path) -> None:
+    row = open_dataset(jsonl(tmp_path / "a.jsonl", [{"input_ids": [1, 2**40, -5]}])).row(0)
+    assert row["token_ids"].tolist() == [1, 2**40, -5]
+
+
+def test_messages_and_other_fields_stay_in_the_scalars(tmp_path: Path) -> None:
+    messages = [{"role": "user", "content": "x"}]
+    found = open_dataset(jsonl(tmp_path / "a.jsonl", [{"input_ids": [1], "messages": messages, "note": "n"}]))
+    assert found.row(0).scalars["messages"] == messages
+    assert found.scalars(["note"]) == {"note": ["n"]}
+
+
+@pytest.mark.parametrize(
+    ("content", "code", "says"),
+    [
+        ('{"messages": []}\n', "TM501", "no column of token ids"),
+        ('{"text": "x"}\n', "TM501", "no column of token ids"),
+        ('{"input_ids": [1, "a"]}\n', "TM501", "no column of token ids"),
+        ('{"input_ids": [1.5]}\n', "TM501", "whole-number"),
+        ('{"input_ids": [[1]]}\n', "TM501", "no column of token ids"),
+        ("[1]\n", "TM501", "not a JSON object"),
+        ("{broken\n", "TM910", "invalid JSON"),
+        ("", "TM501", "no column of token ids"),
+    ],
+)
+def test_a_file_that_holds_no_rows_of_tokens_is_an_error_with_a_remedy(
+    tmp_path: Path, content: str, code: str, says: str
+) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text(content)
+    with pytest.raises(TracemaskError) as error:
+        open_dataset(path).row(0)
+    assert (error.value.code, says in error.value.what) == (code, True), error.value
+    assert error.value.fix
+    assert "a.jsonl" in error.value.where
+
+
+def test_a_bad_row_in_the_middle_is_named_by_its_line(tmp_path: Path) -> None:
+    lines = [json.dumps({"input_ids": [1]})] * 80
+    lines[70] = '{"input_ids": "oops"}'
+    lines[75] = "{"
+    path = tmp_path / "a.jsonl"
+    path.write_text("\n".join(lines))
+    found = open_dataset(path)
+    with pytest.raises(TracemaskError, match=r"a.jsonl:70: TM501"):
+        found.row(70)
+    with pytest.raises(TracemaskError, match=r"a.jsonl:76: TM910"):
+        found.row(75)
+
+
+@pytest.mark.parametrize("name", ["rows.parquet", "rows.arrow"])
+def test_a_truncated_foreign_file_is_refused_at_open(tmp_path: Path, name: str) -> None:
+    path = write(tmp_path, name.split(".")[1])
+    path.write_bytes(path.read_bytes()[:-20])
+    with pytest.raises(TracemaskError) as error:
+        open_dataset(path)
+    assert error.value.code == "TM508"
+
+
+def test_several_splits_or_kinds_must_be_named(tmp_path: Path) -> None:
+    import datasets
+
+    datasets.disable_progress_bars()
+    part = datasets.Dataset.from_list(ROWS)
+    datasets.DatasetDict(train=part, test=part).save_to_disk(str(tmp_path / "hf"))
+    with pytest.raises(TracemaskError, match="TM900 splits: test, train"):
+        open_dataset(tmp_path / "hf")
+    assert len(open_dataset(tmp_path / "hf" / "train")) == 3
+    (tmp_path / "mixed").mkdir()
+    write(tmp_path / "mixed", "jsonl")
+    write(tmp_path / "mixed", "parquet")
+    with pytest.raises(TracemaskError, match="TM900 files of several kinds"):
+        open_dataset(tmp_path / "mixed")
+
+
+def test_a_mapped_column_that_is_not_there_lists_those_that_are(tmp_path: Path) -> None:
+    path = jsonl(tmp_path / "a.jsonl", ROWS)
+    with pytest.raises(TracemaskError) as error:
+        open_dataset(path, columns={"ids": "tokens"})
+    assert error.value.code == "TM902"
+    assert "input_ids" in error.value.fix
