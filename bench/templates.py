@@ -20,42 +20,11 @@ ROOT = Path(__file__).resolve().parents[1]
 CACHE = ROOT / "fixtures" / ".cache"
 TRACES = 40
 ROUNDS = 7
-WORDS = tuple(
-    [
-        "quay",
-        "berth",
-        "tide",
-        "pilot",
-        "mooring",
-        "cargo",
-        "manifest",
-        "crane",
-        "bollard",
-        "harbour",
-        "ledger",
-        "vessel",
-        "draught",
-        "anchor",
-        "beacon",
-        "lantern",
-        "custom",
-        "duty",
-        "north",
-        "south",
-        "wind",
-        "knots",
-        "fog",
-        "signal",
-        "schedule",
-        "departs",
-        "arrives",
-        "delayed",
-        "inspection",
-        "fuel",
-        "ropes",
-        "crew",
-    ]
+PROSE = (
+    "quay berth tide pilot mooring cargo manifest crane bollard harbour ledger vessel draught anchor beacon lantern "
+    "custom duty north south wind knots fog signal schedule departs arrives delayed inspection fuel ropes crew"
 )
+WORDS = PROSE.split()
 
 
 def prose(draw: random.Random, words: int) -> str:

@@ -438,48 +438,59 @@ _PLAIN_KEYS = frozenset((*ORIGINS, "role", "name", "tool_call_id"))
 
 def wrap(value: Any, source: int, origin: Origin, path: tuple[str | int, ...]) -> Any:
     """A JSON value with provenance, all the way down. Keys of dicts belong to the field that they name."""
+    return wrap_tagged(value, new_tag(Tag, (source, origin, path, False)))
+
+
+def wrap_tagged(value: Any, tag: Tag) -> Any:
+    """A JSON value under `tag`; what is inside it gets longer paths."""
     kind = type(value)
     if kind is str:
         made = new_text(Text, value)
-        made._runs = ((len(value), new_tag(Tag, (source, origin, path, False))),)
+        made._runs = ((len(value), tag),)
         return made
     if kind is dict:
+        source, origin, path, _ = tag
         record = Record()
-        record._tag, record._message = new_tag(Tag, (source, origin, path, False)), -1
+        record._tag, record._message = tag, -1
         for key, item in value.items():
-            inner = (*path, key)
+            inner = new_tag(Tag, (source, origin, (*path, key), False))
             if type(key) is str:
                 name = new_text(Text, key)
-                name._runs = ((len(key), new_tag(Tag, (source, origin, inner, False))),)
-                record[name] = wrap(item, source, origin, inner)
-            else:
-                record[key] = wrap(item, source, origin, inner)
+                name._runs = ((len(key), inner),)
+                key = name
+            record[key] = wrap_tagged(item, inner)
         return record
     if kind is list or kind is tuple:
-        items = Items([wrap(item, source, origin, (*path, index)) for index, item in enumerate(value)])
-        items._tag = new_tag(Tag, (source, origin, path, False))
+        source, origin, path, _ = tag
+        items = Items(
+            [
+                wrap_tagged(item, new_tag(Tag, (source, origin, (*path, index), False)))
+                for index, item in enumerate(value)
+            ]
+        )
+        items._tag = tag
         return items
     if value is None or kind is bool:
         return value
     if kind is int or kind is float:
-        return number(value, new_tag(Tag, (source, origin, path, False)))
+        return number(value, tag)
     for base in (str, int, float):
         if isinstance(value, base):
-            exact = plain_slice(value, slice(None)) if isinstance(value, str) else base(value)
-            return wrap(exact, source, origin, path)
+            return wrap_tagged("".join((value,)) if isinstance(value, str) else base(value), tag)
     if isinstance(value, Mapping):
-        return wrap(dict(value), source, origin, path)
-    raise TypeError(f"{type(value).__name__} at {show_path(source, path)} is not a JSON value")
+        return wrap_tagged(dict(value), tag)
+    raise TypeError(f"{kind.__name__} at {show_path(tag.source, tag.path)} is not a JSON value")
 
 
 def wrap_message(message: dict[str, Any], index: int) -> Record:
     """One chat message; its fields are tagged by name, reasoning by its standard one."""
     record = Record()
-    record._tag, record._message = Tag(index, Origin.FIELD, ()), index
+    record._tag, record._message = new_tag(Tag, (index, Origin.FIELD, (), False)), index
     for key, value in message.items():
         origin = ORIGINS.get(key, Origin.FIELD)
-        name = key if key in _PLAIN_KEYS else tagged(key, Tag(index, origin, (key,)))
-        record[name] = wrap(value, index, origin, ("reasoning_content",) if origin is Origin.REASONING else (key,))
+        path = ("reasoning_content",) if origin is Origin.REASONING else (key,)
+        tag = new_tag(Tag, (index, origin, path, False))
+        record[key if key in _PLAIN_KEYS else tagged(key, tag)] = wrap_tagged(value, tag)
     return record
 
 
