@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 
@@ -16,7 +16,7 @@ from tracemask.render.encode import Encoder, Mode, Run
 from tracemask.render.labels import Speaker, label
 from tracemask.render.layout import Layout, missing_fields
 from tracemask.render.stability import Stability
-from tracemask.render.stream import Base, Reply, build_base, pieces_of, runs_of
+from tracemask.render.stream import Base, Piece, Reply, add_runs, build_base, pieces_of
 from tracemask.render.tokenizer import Tokenizer
 from tracemask.render.turns import Region, Turns, finding
 from tracemask.trace.model import Message, Sampled
@@ -51,6 +51,7 @@ class BasePlan:
     layout: Layout
     regions: list[Region]
     verbatim: frozenset[int]
+    pieces: list[Piece] = field(default_factory=list)
     built: Base | None = None
 
 
@@ -67,18 +68,25 @@ class BranchPlan:
     modes: Mapping[int, Mode]
     context_mode: Mode
 
-    def runs(self) -> Iterator[Run]:
-        """Every run that building the bases and judging drift will ask for."""
+    def want(self, encoder: Encoder) -> None:
+        """Asks for every run that building the bases and judging drift will need."""
+        wanted: list[Piece] = []
         for plan in self.bases.values():
-            for _, _, item in pieces_of(plan.layout, plan.regions, self.modes, self.context_mode, plan.verbatim):
-                if isinstance(item, Run):
-                    yield item
+            plan.pieces = pieces_of(plan.layout, plan.regions, self.modes, self.context_mode, encoder, plan.verbatim)
+            wanted += plan.pieces
         for turn in self.turns:
             if turn.reply is not None:
-                layout = self.bases[turn.end].layout
-                for _, item in runs_of(layout, turn.region.start, turn.region.end, Mode.POLICY):
-                    if isinstance(item, Run):
-                        yield item
+                wanted += self.spoken(turn, encoder)
+        for _, _, item in wanted:
+            if isinstance(item, Run):
+                encoder.want(item)
+
+    def spoken(self, turn: Turn, encoder: Encoder) -> list[Piece]:
+        """The rendered text of a reply in pieces, as if nobody had given its ids."""
+        out: list[Piece] = []
+        region = turn.region
+        add_runs(out, turn.k, self.bases[turn.end].layout, region.start, region.end, Mode.POLICY, encoder)
+        return out
 
     def base(self, end: int, encoder: Encoder) -> Base:
         """The built base of the render of messages [0, end)."""
@@ -86,8 +94,7 @@ class BranchPlan:
         if plan.built is None:
             replies = {turn.k: turn.reply for turn in self.turns if turn.reply is not None}
             labels = label(plan.layout, self.speakers, plan.regions)
-            plan.built = build_base(plan.layout, labels, plan.regions, self.modes, self.context_mode, encoder,
-                                    replies, plan.verbatim)  # fmt: skip
+            plan.built = build_base(plan.layout, labels, plan.regions, plan.pieces, encoder, replies, plan.verbatim)
         return plan.built
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from tracemask.core.vocab import Origin
@@ -12,6 +12,9 @@ from tracemask.render.tokenizer import Tokenizer
 
 NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 """Template variables whose text is the tokenizer's own, hence as trusted as a literal."""
+
+MAX_LITERALS = 4096
+"""Literals whose control tokens are remembered; a template has few."""
 
 
 class Mark(NamedTuple):
@@ -35,6 +38,7 @@ class Control:
     id_of: dict[str, int]
     strip_left: frozenset[int]
     strip_right: frozenset[int]
+    literals: dict[str, list[tuple[int, int, int]]] = field(default_factory=dict, compare=False, repr=False)
 
     @classmethod
     def of(cls, tokenizer: Tokenizer, template_source: str) -> Control:
@@ -58,11 +62,19 @@ class Control:
         """Every control token that lies in characters of the template's own, in order."""
         if self.pattern is None:
             return []
-        text = rendered.text
+        text, cache = rendered.text, self.literals
         found: list[Mark] = []
         for start, end in trusted_ranges(rendered.spans):
-            for match in self.pattern.finditer(text, start, end):
-                found.append(self._widened(text, match.start(), match.end(), self.id_of[match[0]]))
+            literal = text[start:end]
+            places = cache.get(literal)
+            if places is None:
+                places = [(m.start(), m.end(), self.id_of[m[0]]) for m in self.pattern.finditer(literal)]
+                if len(cache) < MAX_LITERALS:
+                    cache[literal] = places
+            for first, last, token in places:
+                found.append(Mark(start + first, start + last, token))
+        if self.strip_left or self.strip_right:
+            return [self._widened(text, mark.start, mark.end, mark.id) for mark in found]
         return found
 
     def _widened(self, text: str, start: int, end: int, token_id: int) -> Mark:
@@ -76,28 +88,27 @@ class Control:
         return Mark(start, end, token_id)
 
 
+_TRUSTED_FIELDS = frozenset({"role", *NAMED_TOKENS})
+
+
 def is_trusted(span: Span) -> bool:
     """Characters that no message's author could choose: literals, role names, the tokenizer's named tokens."""
     if span.origin is Origin.RENDERER:
         return True
-    return span.origin is Origin.FIELD and (
-        span.field[:1] == ("role",) or span.field[:1] in [(n,) for n in NAMED_TOKENS]
-    )
+    return span.origin is Origin.FIELD and bool(span.field) and span.field[0] in _TRUSTED_FIELDS
 
 
 def trusted_ranges(spans: list[Span]) -> list[tuple[int, int]]:
     """Maximal ranges of trusted characters: a control token may be composed of several literals."""
     ranges: list[tuple[int, int]] = []
-    open_at: int | None = None
-    at = 0
+    opened = -1
     for span in spans:
         if is_trusted(span):
-            if open_at is None:
-                open_at = span.start
-        elif open_at is not None:
-            ranges.append((open_at, span.start))
-            open_at = None
-        at = span.end
-    if open_at is not None:
-        ranges.append((open_at, at))
+            if opened < 0:
+                opened = span.start
+        elif opened >= 0:
+            ranges.append((opened, span.start))
+            opened = -1
+    if opened >= 0:
+        ranges.append((opened, spans[-1].end))
     return ranges

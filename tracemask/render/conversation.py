@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Protocol
 
 from tracemask.render.control import Control
@@ -40,8 +42,20 @@ class Conversation:
     counter: Counter
     _layouts: dict[tuple[int, bool], Layout] = field(default_factory=dict, init=False)
 
+    @cached_property
+    def kind(self) -> str:
+        """What the manner of rendering may depend on besides the messages' shapes: kwargs, tools, the system text."""
+        first = self.chat[0] if self.chat else {}
+        system = str(first.get("content")) if first.get("role") in ("system", "developer") else ""
+        return f"{bool(self.tools)} {json.dumps(dict(self.kwargs), sort_keys=True, default=str)} {system}"
+
     def __len__(self) -> int:
         return len(self.chat)
+
+    def give(self, rendered: RenderedText) -> None:
+        """The whole render, where it was made beside others in one trip."""
+        self.counter.renders += 1
+        self._layouts[(len(self.chat), False)] = Layout(rendered, len(self.chat), self.control)
 
     def layout(self, end: int, *, prompt: bool = False) -> Layout:
         """The render of messages [0, end), with the generation prompt where asked. Raises RenderError."""

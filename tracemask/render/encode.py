@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from itertools import chain
+from typing import NamedTuple
 
 import numpy as np
 
@@ -26,8 +27,7 @@ class Mode(IntEnum):
     IDS = 2  # as an engine that does not protect itself
 
 
-@dataclass(frozen=True, slots=True)
-class Run:
+class Run(NamedTuple):
     """A piece of text to encode by itself. anchored: other text stands before it."""
 
     text: str
@@ -35,7 +35,7 @@ class Run:
     anchored: bool = True
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Encoded:
     """ids[n] int32 and starts[n] int32: the character of the run in which each token's first byte lies.
 
@@ -58,6 +58,8 @@ class Encoder:
         self._old: dict[Run, Encoded] = {}
         self._new_characters = 0
         self._wanted: dict[Run, None] = {}
+        zero = np.zeros(1, np.int32)
+        self.controls = {token: Encoded(np.array([token], np.int32), zero) for token in sorted(control.ids)}
         self._control_table = np.zeros(tokenizer.size, bool)
         self._control_table[list(control.ids)] = True
         self._prefix_sensitive = tokenizer.prefix_sensitive

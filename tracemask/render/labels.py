@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -60,17 +59,36 @@ class Labels:
 
 def label(layout: Layout, speakers: Sequence[Speaker], regions: Sequence[Region]) -> Labels:
     """Labels of a render. Inside a region the reply's author decided on every character, literals included."""
-    cuts = _Cuts(layout, regions)
-    rows: list[tuple[int, int, int, int, int, int]] = []
-    taken = [0] * len(speakers)
-    for span in layout.rendered.spans:
-        for start, end, region, part in cuts.pieces(span.start, span.end):
-            if region is None:
-                rows.append(_context(span, start, end, speakers, taken))
-            else:
-                rows.append(_reply(span, start, end, speakers, region, part, taken))
-    table = np.array(rows, np.int64).reshape(-1, 6)
-    starts, author, role, part, origin, message = (table[:, column] for column in range(6))
+    spans = layout.rendered.spans
+    edges, reply, part_inside = _edges(layout, regions)
+    span_starts = np.array([span[0] for span in spans] or [0], np.int64)
+    starts = np.union1d(span_starts, edges[edges < len(layout.text)])
+    at = np.searchsorted(span_starts, starts, side="right") - 1
+    place_of = np.array([span[2] for span in spans] or [-1], np.int64)[at]
+    source = np.array([span[3] for span in spans] or [-1], np.int64)[at]
+    origin = np.array([span[4] for span in spans] or [0], np.int64)[at]
+    slot = np.searchsorted(edges, starts, side="right") - 1
+    k = reply[slot]
+    people = _People.of(speakers)
+    body = _IS_BODY[origin] & (source >= 0)
+    place = np.where(place_of >= 0, place_of, source)
+    author = np.where(body, people.author[source], int(Author.RENDERER))
+    part = np.where(body, _PART_OF[origin], int(Part.HEADER))
+    part[body & (people.role[source] == Role.TOOL) & (origin == Origin.CONTENT)] = Part.TOOL_OUTPUT
+    tools = origin == Origin.TOOLS
+    author[tools], part[tools] = Author.HARNESS, Part.CONTENT
+    for index in np.flatnonzero((origin == Origin.FIELD) & (source >= 0)).tolist():
+        if spans[at[index]].field[:1] != ("role",):
+            author[index] = people.author[source[index]]
+    role = np.where(place >= 0, people.role[place], int(Role.NONE))
+    message = np.where(body, people.index[source], np.where(place >= 0, people.index[place], -1))
+    inside = k >= 0
+    own = inside & body & (source == k)
+    author = np.where(inside, people.author[k], author)
+    role = np.where(inside, int(Role.ASSISTANT), role)
+    message = np.where(inside, people.index[k], message)
+    part = np.where(inside & ~(own & (origin != Origin.CONTENT)), part_inside[slot], part)
+    _block_authors(layout, speakers, starts, at, body & (~inside | own), author)
     return Labels(
         starts,
         author.astype(np.uint8),
@@ -81,72 +99,67 @@ def label(layout: Layout, speakers: Sequence[Speaker], regions: Sequence[Region]
     )
 
 
-class _Cuts:
-    """Splits spans at the edges of regions and at the parts inside them."""
-
-    def __init__(self, layout: Layout, regions: Sequence[Region]) -> None:
-        self.edges: list[int] = [0]
-        self.owners: list[tuple[Region | None, Part]] = [(None, Part.HEADER)]
-        for region in regions:
-            starts, parts = reply_parts(layout.text[region.start : region.stop], opened=region.opened)
-            for start, part in zip(starts, parts, strict=True):
-                self._add(region.start + start, region, part)
-            self._add(region.stop, region, Part.STOP)
-            self._add(region.end, None, Part.HEADER)
-
-    def _add(self, at: int, region: Region | None, part: Part) -> None:
-        self.edges.append(at)
-        self.owners.append((region, part))
-
-    def pieces(self, start: int, end: int) -> list[tuple[int, int, Region | None, Part]]:
-        """[start, end) in pieces that lie in one region and one part."""
-        out: list[tuple[int, int, Region | None, Part]] = []
-        index = bisect_right(self.edges, start) - 1
-        while start < end:
-            stop = self.edges[index + 1] if index + 1 < len(self.edges) else end
-            stop = min(stop, end)
-            if stop > start:
-                region, part = self.owners[index]
-                out.append((start, stop, region, part))
-                start = stop
-            index += 1
-        return out
+_IS_BODY = np.zeros(len(Origin), bool)
+_IS_BODY[[int(origin) for origin in BODY]] = True
+_PART_OF = np.full(len(Origin), int(Part.CONTENT))
+_PART_OF[[int(origin) for origin in _PART]] = [int(part) for part in _PART.values()]
 
 
-def _context(span: Span, start: int, end: int, speakers: Sequence[Speaker], taken: list[int]) -> tuple[int, ...]:
-    place = span.message if span.message >= 0 else span.source
-    role = speakers[place].role if place >= 0 else Role.NONE
-    if span.origin in BODY and span.source >= 0:
+@dataclass(frozen=True, slots=True)
+class _People:
+    """Codes of speakers as arrays; the entry at -1 stands for nobody."""
+
+    author: np.ndarray
+    role: np.ndarray
+    index: np.ndarray
+
+    @classmethod
+    def of(cls, speakers: Sequence[Speaker]) -> _People:
+        return cls(
+            np.array([*(int(speaker.author) for speaker in speakers), int(Author.RENDERER)]),
+            np.array([*(int(speaker.role) for speaker in speakers), int(Role.NONE)]),
+            np.array([*(speaker.index for speaker in speakers), -1]),
+        )
+
+
+def _edges(layout: Layout, regions: Sequence[Region]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(characters where a region, a part of it or its stop begins or ends, reply there or -1, part there)."""
+    edges, reply, part = [0], [-1], [int(Part.HEADER)]
+
+    def add(at: int, message: int, what: Part) -> None:
+        if at == edges[-1]:
+            reply[-1], part[-1] = message, int(what)
+        else:
+            edges.append(at)
+            reply.append(message)
+            part.append(int(what))
+
+    for region in regions:
+        starts, parts = reply_parts(layout.text[region.start : region.stop], opened=region.opened)
+        for start, what in zip(starts, parts, strict=True):
+            if region.start + start < region.stop:
+                add(region.start + start, region.message, what)
+        if region.stop < region.end:
+            add(region.stop, region.message, Part.STOP)
+        add(region.end, -1, Part.HEADER)
+    return np.array(edges), np.array(reply), np.array(part)
+
+
+def _block_authors(layout: Layout, speakers: Sequence[Speaker], starts: np.ndarray, at: np.ndarray, own: np.ndarray,
+                   author: np.ndarray) -> None:  # fmt: skip
+    """Overrides authors where single blocks of a message name theirs: by part index, else by how much is used up."""
+    if not any(speaker.blocks for speaker in speakers):
+        return
+    ends = np.append(starts[1:], len(layout.text))
+    taken = [0] * len(speakers)
+    for index in np.flatnonzero(own).tolist():
+        span = layout.rendered.spans[at[index]]
         speaker = speakers[span.source]
-        part = _PART[span.origin]
-        if speaker.role is Role.TOOL and span.origin is Origin.CONTENT:
-            part = Part.TOOL_OUTPUT
-        return start, _author(speaker, span, end - start, taken), role, part, span.origin, speaker.index
-    index = speakers[place].index if place >= 0 else -1
-    author = Author.RENDERER
-    part = Part.HEADER
-    if span.origin is Origin.TOOLS:
-        author, part = Author.HARNESS, Part.CONTENT
-    elif span.origin is Origin.FIELD and span.source >= 0 and span.field[:1] != ("role",):
-        author = speakers[span.source].author
-    return start, author, role, part, span.origin, index
-
-
-def _reply(span: Span, start: int, end: int, speakers: Sequence[Speaker], region: Region, part: Part,
-           taken: list[int]) -> tuple[int, ...]:  # fmt: skip
-    speaker = speakers[region.message]
-    author = speaker.author
-    if span.source == region.message and span.origin in BODY:
-        author = _author(speaker, span, end - start, taken)
-        if span.origin is not Origin.CONTENT:
-            part = _PART[span.origin]
-    return start, author, Role.ASSISTANT, part, span.origin, speaker.index
+        if speaker.blocks and span.origin is Origin.CONTENT:
+            author[index] = _author(speaker, span, int(ends[index] - starts[index]), taken)
 
 
 def _author(speaker: Speaker, span: Span, length: int, taken: list[int]) -> Author:
-    """The block's author, where blocks name authors: by part index, else by how much of the content is used up."""
-    if not speaker.blocks or span.origin is not Origin.CONTENT:
-        return speaker.author
     if len(span.field) > 1 and isinstance(span.field[1], int) and span.field[1] < len(speaker.blocks):
         return speaker.blocks[span.field[1]][1]
     at = taken[span.source]

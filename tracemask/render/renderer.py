@@ -16,19 +16,20 @@ from tracemask.render.branch import BranchPlan, History, Planner
 from tracemask.render.control import Control
 from tracemask.render.conversation import Conversation, Counter, Renders
 from tracemask.render.encode import Encoder, Mode, Run
+from tracemask.render.engine import Job
 from tracemask.render.extend import Extender
 from tracemask.render.labels import Speaker
 from tracemask.render.layout import Layout
 from tracemask.render.rows import Assembler
 from tracemask.render.sample import Sample
 from tracemask.render.stability import Stability
-from tracemask.render.stream import runs_of
+from tracemask.render.stream import Piece, add_runs
 from tracemask.render.template import Template
 from tracemask.render.text import RenderedText
 from tracemask.render.tokenizer import Tokenizer
 from tracemask.render.turns import Turns, learn_stop
 from tracemask.trace.chat import to_chat
-from tracemask.trace.model import Trace
+from tracemask.trace.model import Message, Trace
 
 RENDERER_VERSION = "1"
 """Changes whenever the same trace could give other tokens or labels."""
@@ -79,24 +80,40 @@ class Renderer:
     def render_many(self, traces: Iterable[Trace]) -> list[list[Sample]]:
         """The samples of each trace; everything is encoded in one call. Same result as one by one."""
         batch = list(traces)
-        planned = [self.plan(trace) for trace in batch]
+        opened = [self._open(trace) for trace in batch]
+        self._render_ahead([entry for entries in opened for entry in entries])
+        planned = [self._plan(trace, entries) for trace, entries in zip(batch, opened, strict=True)]
         for plans in planned:
             for plan in plans:
-                for run in plan.runs():
-                    self.encoder.want(run)
+                plan.want(self.encoder)
         self.encoder.fill()
         return [self._assembler.samples(trace, plans) for trace, plans in zip(batch, planned, strict=True)]
 
     def plan(self, trace: Trace) -> list[BranchPlan]:
         """Each branch with its renders and regions, nothing encoded yet. Raises RenderError naming the trace."""
+        return self._plan(trace, self._open(trace))
+
+    def _open(self, trace: Trace) -> list[tuple[list[Message], Conversation]]:
+        return [
+            (branch, self._conversation([to_chat(message) for message in branch], trace.tools, trace.template_kwargs))
+            for branch in trace.branches()
+        ]
+
+    def _render_ahead(self, opened: Sequence[tuple[list[Message], Conversation]]) -> None:
+        """Whole renders of many branches in one trip to the template's process; errors come up when they are used."""
+        if self.history is History.PER_TURN:
+            return
+        jobs = [Job(item.chat, item.tools, False, item.kwargs) for _, item in opened]
+        for (_, conversation), outcome in zip(opened, self.template.render_many(jobs), strict=True):
+            if isinstance(outcome, RenderedText):
+                conversation.give(outcome)
+
+    def _plan(self, trace: Trace, opened: Sequence[tuple[list[Message], Conversation]]) -> list[BranchPlan]:
         index = {message.id: at for at, message in enumerate(trace.messages)}
         plans: list[BranchPlan] = []
         try:
-            for branch in trace.branches():
+            for branch, conversation in opened:
                 speakers = [Speaker.of(message, index[message.id]) for message in branch]
-                conversation = self._conversation(
-                    [to_chat(message) for message in branch], trace.tools, trace.template_kwargs
-                )
                 plans.append(self._planner.plan(conversation, branch, speakers))
                 if trace.tools and not _has_tools(plans[-1]):
                     plans[-1].findings.append(Finding("TM112", "the template ignores the declared tools"))
@@ -135,9 +152,11 @@ class Renderer:
 
     def _context_ids(self, layout: Layout, start: int) -> list[int]:
         mode = Mode.IDS if self.control_text == "ids" else Mode.CONTENT
+        pieces: list[Piece] = []
+        add_runs(pieces, -1, layout, start, len(layout.text), mode, self.encoder)
         out: list[int] = []
-        for _, item in runs_of(layout, start, len(layout.text), mode):
-            out += [item] if isinstance(item, int) else self.encoder.get(item).ids.tolist()
+        for _, _, item in pieces:
+            out += (self.encoder.get(item) if isinstance(item, Run) else item).ids.tolist()  # pyright: ignore[reportAttributeAccessIssue]
         return out
 
     # ------------------------------------------------------------------ identity

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,7 +17,7 @@ from tracemask.render.encode import Encoder, Mode, Run, byte_to_character
 from tracemask.render.parts import reply_parts
 from tracemask.render.sample import Drift, Sample
 from tracemask.render.stitch import Row, Stitcher
-from tracemask.render.stream import Base, Reply, Stream, joined, lay, mark_ends, put_reply, runs_of, unexplained
+from tracemask.render.stream import Base, Stream, joined, mark_ends, unexplained
 from tracemask.render.tokenizer import Tokenizer
 from tracemask.trace.model import Trace
 
@@ -59,7 +59,7 @@ class _Trace:
         if not plan.turns and not self.stitcher.rows:
             row, _ = self.stitcher.open(np.zeros(0, np.int32), None, 0)
             base = plan.base(len(plan.messages), self.tools.encoder)
-            row.append(base.stream)
+            row.append_from(base, 0, len(base.stream))
             row.tail = (base, len(base.stream))
         if row is not None and last is not None:
             self._rest(plan, row, last)
@@ -81,11 +81,14 @@ class _Trace:
             tail = None
         else:
             row, have = self.stitcher.open(base.stream.ids[:start], base, start)
-            row.append(base.stream.cut(have, start))
+            row.append_from(base, have, start)
             tail = (base, end)
         first = row.length
         as_sampled = turn.reply is None or turn.k in base.verbatim
-        row.append(base.stream.cut(start, end) if as_sampled else self._own_words(base, turn))
+        if as_sampled:
+            row.append_from(base, start, end)
+        else:
+            row.append(self._own_words(base, turn))
         row.tail = tail if as_sampled else None
         self._account(plan, turn, row, first)
         self._drift(plan, base, turn, row, first)
@@ -99,9 +102,9 @@ class _Trace:
         row.fidelities.append(message.fidelity)
         region = turn.region
         early = region.stopped_early
-        ids = row.ids[first:]
         ended = region.stop_id is not None
         if turn.reply is not None:
+            ids = turn.reply.ids
             inner = np.isin(ids[:-1], list(self.tools.stop_ids))
             early = bool(inner.any())
             ended = bool(len(ids)) and int(ids[-1]) in self.tools.stop_ids
@@ -173,9 +176,9 @@ class _Trace:
         """Compares sampled ids with the encoding of the rendered reply."""
         if turn.reply is None:
             return
-        region, rendered = turn.region, []
-        for _, item in runs_of(base.layout, region.start, region.end, Mode.POLICY):
-            rendered += [item] if isinstance(item, int) else self.tools.encoder.get(item).ids.tolist()
+        rendered: list[int] = []
+        for _, _, item in plan.spoken(turn, self.tools.encoder):
+            rendered += (self.tools.encoder.get(item) if isinstance(item, Run) else item).ids.tolist()  # pyright: ignore[reportAttributeAccessIssue]
         ids: list[int] = turn.reply.ids.tolist()
         if any(token >= self.tools.tokenizer.size for token in ids):
             return
@@ -194,24 +197,24 @@ class _Trace:
             return
         base = plan.base(total, self.tools.encoder)
         if row.tail is not None and row.tail[0] is base:
-            row.append(base.stream.cut(row.tail[1], len(base.stream)))
+            row.append_from(base, row.tail[1], len(base.stream))
             row.tail = (base, len(base.stream))
         elif more and last.k in base.bounds and last.end == total:
-            row.append(base.stream.cut(base.bounds[last.k][1], len(base.stream)))
+            row.append_from(base, base.bounds[last.k][1], len(base.stream))
 
     def _control_findings(self, plan: BranchPlan) -> list[Finding]:
         """Control-token text that is no control token of the template: one finding a message and token."""
         found: dict[tuple[str, int, int], Finding] = {}
         for run_plan in plan.bases.values():
             for base in [run_plan.built] if run_plan.built else []:
-                for finding in control_text(plan, base, self.tools.encoder, self.tools.tokenizer):
+                for finding in control_text(base, self.tools.encoder, self.tools.tokenizer):
                     key = (finding.code, finding.place.turn or 0, int(str(finding.data["id"])))
                     found.setdefault(key, finding)
         return list(found.values())
 
     def finish(self, row: Row) -> Sample:
         """The row's arrays as a Sample."""
-        stream = joined(row.pieces)
+        stream = joined(row.streams())
         mark_ends(stream, self.tools.stops, self.tools.spaces, self.tools.tokenizer.bos_id)
         sampled = np.zeros(len(stream), bool)
         for start, end in row.owned:
@@ -220,12 +223,12 @@ class _Trace:
         return Sample(
             trace_id=self.trace.id,
             branch=row.number,
-            token_ids=stream.ids.astype(np.int32),
-            author=stream.author.astype(np.uint8),
-            role=stream.role.astype(np.uint8),
-            part=stream.part.astype(np.uint8),
-            origin=stream.origin.astype(np.uint8),
-            message=stream.message.astype(np.int32),
+            token_ids=stream.ids.astype(np.int32, copy=False),
+            author=stream.author.astype(np.uint8, copy=False),
+            role=stream.role.astype(np.uint8, copy=False),
+            part=stream.part.astype(np.uint8, copy=False),
+            origin=stream.origin.astype(np.uint8, copy=False),
+            message=stream.message.astype(np.int32, copy=False),
             sampled=sampled,
             logprob=np.where(sampled, stream.logprob, np.float32(np.nan)).astype(np.float32),
             fidelity=min(row.fidelities, default=Fidelity.MESSAGES),
@@ -239,28 +242,16 @@ class _Trace:
         )
 
 
-def control_text(plan: BranchPlan, base: Base, encoder: Encoder, tokenizer: Tokenizer) -> list[Finding]:
+def control_text(base: Base, encoder: Encoder, tokenizer: Tokenizer) -> Iterator[Finding]:
     """TM207: special-token text in policy text, or real control ids in content; TM208: control text kept as text."""
-    from tracemask.render.stream import pieces_of
-
-    out: list[Finding] = []
-    for _, position, item in pieces_of(
-        base.layout, list(base.regions.values()), plan.modes, plan.context_mode, base.verbatim
-    ):
-        if not isinstance(item, Run):
-            continue
-        for token in encoder.get(item).found:
-            if item.mode is Mode.POLICY and token not in tokenizer.special_ids:
+    for position, run in base.suspicious:
+        for token in encoder.get(run).found:
+            if run.mode is Mode.POLICY and token not in tokenizer.special_ids:
                 continue
             content = tokenizer.added[token].content
-            at = position + max(item.text.find(content), 0)
+            at = position + max(run.text.find(content), 0)
             row = int(base.labels.rows_at(np.array([at]))[0])
-            code = "TM208" if item.mode is Mode.CONTENT else "TM207"
-            fate = "became a control token" if item.mode is Mode.IDS else "stays ordinary text"
-            place = Place(turn=int(base.labels.message[row]))
+            code = "TM208" if run.mode is Mode.CONTENT else "TM207"
+            fate = "became a control token" if run.mode is Mode.IDS else "stays ordinary text"
             what = f"{content!r} in {Origin(int(base.labels.origin[row])).label} {fate}"
-            out.append(Finding(code, what, place, data={"id": token}))
-    return out
-
-
-__all__ = ["Assembler", "Reply", "control_text", "lay", "put_reply"]
+            yield Finding(code, what, Place(turn=int(base.labels.message[row])), data={"id": token})

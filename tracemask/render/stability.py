@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tracemask.core.errors import RenderError
-from tracemask.core.fingerprint import fingerprint
 from tracemask.render.conversation import Conversation
 
 _CALL = {"id": "call00001", "type": "function", "function": {"name": "probe", "arguments": {"x": "1"}}}
@@ -47,12 +46,12 @@ class Stability:
     """Probes each (kwargs, tools) once: every generation-prompt render must be a prefix, up to the prompt itself."""
 
     open: Callable[[list[dict[str, Any]], Conversation], Conversation]
-    _known: dict[str, bool] = field(default_factory=dict)
+    _known: dict[tuple[str, object], bool] = field(default_factory=dict)
 
     def stable(self, conversation: Conversation, *, within: bool = False) -> bool:
         """True where probes that lose no text keep every prefix; within: as long as no user message is added."""
         system = conversation.chat[:1] if conversation.chat and conversation.chat[0].get("role") == "system" else []
-        key = fingerprint(dict(conversation.kwargs), bool(conversation.tools), bool(system), within)
+        key = (conversation.kind, within)
         if key not in self._known:
             chats = [(_SEGMENT, _SEGMENT_START), (_CHATS[1], 0)] if within else [(chat, 0) for chat in _CHATS]
             verdicts = [
@@ -63,7 +62,7 @@ class Stability:
 
     def keeps_reasoning(self, conversation: Conversation) -> bool:
         """True where earlier reasoning stays when a user speaks again."""
-        key = fingerprint(dict(conversation.kwargs), bool(conversation.tools), "reasoning")
+        key = (conversation.kind, "reasoning")
         if key not in self._known:
             self._known[key] = self._probe(self.open(_SEGMENT, conversation), 0) is True
         return self._known[key]

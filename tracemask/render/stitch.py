@@ -33,22 +33,50 @@ class Row:
     stop: str | None = None
     length: int = 0
     _ids: np.ndarray = field(default_factory=lambda: np.zeros(256, np.int32))
+    _copied: int = 0
+    _last: tuple[Base, int, int] | None = None
 
     @property
     def ids(self) -> np.ndarray:
         """The row's ids so far (a view)."""
+        self._close()
         return self._ids[: self.length]
 
     def append(self, piece: Stream) -> None:
         """Adds tokens; amortized constant time a token."""
-        end = self.length + len(piece)
+        self._close()
+        self._write(piece)
+        self.length += len(piece)
+
+    def append_from(self, base: Base, start: int, end: int) -> None:
+        """Adds tokens [start, end) of a base's stream; adjoining stretches become one piece."""
+        if self._last is not None and self._last[0] is base and self._last[2] == start:
+            self._last = (base, self._last[1], end)
+        else:
+            self._close()
+            self._last = (base, start, end)
+        self.length += end - start
+
+    def _close(self) -> None:
+        if self._last is not None:
+            base, start, end = self._last
+            self._last = None
+            self._write(base.stream.cut(start, end))
+
+    def _write(self, piece: Stream) -> None:
+        end = self._copied + len(piece)
         if end > len(self._ids):
             grown = np.zeros(max(end, 2 * len(self._ids)), np.int32)
-            grown[: self.length] = self.ids
+            grown[: self._copied] = self._ids[: self._copied]
             self._ids = grown
-        self._ids[self.length : end] = piece.ids
-        self.length = end
+        self._ids[self._copied : end] = piece.ids
+        self._copied = end
         self.pieces.append(piece)
+
+    def streams(self) -> list[Stream]:
+        """The row's pieces in order."""
+        self._close()
+        return self.pieces
 
     def own(self, start: int, end: int) -> None:
         """Tokens [start, end) were sampled here and nowhere before."""

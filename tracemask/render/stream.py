@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from tracemask.core.vocab import Author, Origin, Part, Role
-from tracemask.render.encode import Encoder, Mode, Run, byte_to_character
+from tracemask.render.encode import Encoded, Encoder, Mode, Run, byte_to_character, concatenated
 from tracemask.render.labels import Labels
 from tracemask.render.layout import Layout
 from tracemask.render.turns import Region
@@ -48,7 +48,10 @@ class Stream:
 
 
 def joined(streams: Sequence[Stream]) -> Stream:
-    """One stream of several; a column that some lack is NaN there."""
+    """One stream of several, never a view; a column that some lack is NaN there."""
+    if len(streams) == 1:
+        only = streams[0]
+        return replace(only, part=only.part.copy(), columns=dict(only.columns))
     names = dict.fromkeys(name for stream in streams for name in stream.columns)
     columns = {
         name: np.concatenate([s.columns.get(name, np.full(len(s), np.nan, np.float32)) for s in streams])
@@ -73,88 +76,104 @@ class Reply:
 
 @dataclass(slots=True)
 class Base:
-    """A render as a stream. bounds[k]: tokens [start, end) of reply k. verbatim: replies that stand as sampled."""
+    """A render as a stream. bounds[k]: tokens [start, end) of reply k. verbatim: replies that stand as sampled.
+
+    suspicious: runs (with their positions) that hold the text of control tokens.
+    """
 
     layout: Layout
     labels: Labels
     regions: dict[int, Region]
     stream: Stream
     bounds: dict[int, tuple[int, int]]
-    character: np.ndarray
+    suspicious: list[tuple[int, Run]]
     verbatim: frozenset[int]
 
 
-def runs_of(layout: Layout, start: int, end: int, mode: Mode) -> Iterator[tuple[int, Run | int]]:
-    """Characters [start, end) as runs between the template's control tokens, and those tokens' ids, with positions."""
+Piece = tuple[int, int, "Run | Encoded | Region"]
+"""(reply or -1, character where it begins, text to encode | a control token | a region taken verbatim)."""
+
+
+def add_runs(out: list[Piece], turn: int, layout: Layout, start: int, end: int, mode: Mode, encoder: Encoder) -> None:
+    """Characters [start, end) as runs between the template's control tokens, and those tokens."""
     at = start
+    marks, text = layout.marks, layout.text
     index = bisect_left(layout.mark_starts, start)
-    while index < len(layout.marks) and layout.marks[index].start < end:
-        mark = layout.marks[index]
+    while index < len(marks):
+        first, last, token = marks[index]
+        if first >= end:
+            break
         index += 1
-        if mark.start > at:
-            yield at, Run(layout.text[at : mark.start], mode, at > 0)
-        yield mark.start, mark.id
-        at = max(at, mark.end)
+        if first > at:
+            out.append((turn, at, Run(text[at:first], mode, at > 0)))
+        out.append((turn, first, encoder.controls[token]))
+        at = max(at, last)
     if at < end:
-        yield at, Run(layout.text[at:end], mode, at > 0)
+        out.append((turn, at, Run(text[at:end], mode, at > 0)))
 
 
-def pieces_of(layout: Layout, regions: Sequence[Region], modes: Mapping[int, Mode], context: Mode,
-              verbatim: frozenset[int] = frozenset()) -> Iterator[tuple[int, int, Run | int | Region]]:  # fmt: skip
-    """(reply or -1, position, run | id | verbatim region) of a render, cut at the edges of regions."""
+def pieces_of(layout: Layout, regions: Sequence[Region], modes: Mapping[int, Mode], context: Mode, encoder: Encoder,
+              verbatim: frozenset[int] = frozenset()) -> list[Piece]:  # fmt: skip
+    """A render in pieces, cut at the edges of its regions."""
+    out: list[Piece] = []
     at = 0
     for region in regions:
         # A block that the template puts between prompt and reply was never before the eyes of an engine that sampled.
-        context_end = region.prompt_end if region.message in verbatim else region.start
-        for position, item in runs_of(layout, at, context_end, context):
-            yield -1, position, item
-        if region.message in verbatim:
-            yield region.message, region.start, region
+        whole = region.message not in verbatim
+        add_runs(out, -1, layout, at, region.start if whole else region.prompt_end, context, encoder)
+        if whole:
+            add_runs(out, region.message, layout, region.start, region.end, modes[region.message], encoder)
         else:
-            for position, item in runs_of(layout, region.start, region.end, modes[region.message]):
-                yield region.message, position, item
+            out.append((region.message, region.start, region))
         at = region.end
-    for position, item in runs_of(layout, at, len(layout.text), context):
-        yield -1, position, item
+    add_runs(out, -1, layout, at, len(layout.text), context, encoder)
+    return out
 
 
-def build_base(layout: Layout, labels: Labels, regions: Sequence[Region], modes: Mapping[int, Mode], context: Mode,
-               encoder: Encoder, replies: Mapping[int, Reply], verbatim: frozenset[int]) -> Base:  # fmt: skip
+def build_base(layout: Layout, labels: Labels, regions: Sequence[Region], pieces: Sequence[Piece], encoder: Encoder,
+               replies: Mapping[int, Reply], verbatim: frozenset[int]) -> Base:  # fmt: skip
     """The stream of a render; replies in `verbatim` stand with the ids that the engine returned."""
     ids: list[np.ndarray] = []
-    character: list[np.ndarray] = []
-    bounds: dict[int, tuple[int, int]] = {}
-    count = 0
-    for turn, position, item in pieces_of(layout, regions, modes, context, verbatim):
-        first = count
-        if isinstance(item, Region):
-            found = replies[item.message].ids
-            ids.append(found)
-            character.append(_positions(layout, item, found, encoder))
-            count += len(found)
-        elif isinstance(item, int):
-            ids.append(np.array([item], np.int32))
-            character.append(np.array([position], np.int32))
-            count += 1
-        else:
+    starts: list[np.ndarray] = []
+    suspicious: list[tuple[int, Run]] = []
+    for _, position, item in pieces:
+        if isinstance(item, Run):
             encoded = encoder.get(item)
-            ids.append(encoded.ids)
-            character.append(encoded.starts + position)
-            count += len(encoded.ids)
-        if turn >= 0:
-            bounds[turn] = (bounds.get(turn, (first, 0))[0], count)
-    all_ids = np.concatenate(ids) if ids else np.zeros(0, np.int32)
-    characters = np.concatenate(character) if character else np.zeros(0, np.int32)
-    for region in regions:
-        if region.message not in bounds:
-            at = int(np.searchsorted(characters, region.start))
-            bounds[region.message] = (at, at)
+            if encoded.found:
+                suspicious.append((position, item))
+        elif isinstance(item, Region):
+            found = replies[item.message].ids
+            encoded = Encoded(found, _positions(layout, item, found, encoder))
+        else:
+            encoded = item
+        ids.append(encoded.ids)
+        starts.append(encoded.starts)
+    counts = np.fromiter(map(len, ids), np.int64, len(ids))
+    positions = np.fromiter((position for _, position, _ in pieces), np.int32, len(pieces))
+    all_ids = concatenated(ids, np.int32)
+    characters = concatenated(starts, np.int32) + np.repeat(positions, counts)
     stream = lay(all_ids, characters, labels)
+    bounds = _bounds(pieces, counts, regions, characters)
     for turn, (start, end) in bounds.items():
         stream.turn[start:end] = turn
         if turn in verbatim:
             put_reply(stream, start, replies[turn])
-    return Base(layout, labels, {r.message: r for r in regions}, stream, bounds, characters, verbatim)
+    return Base(layout, labels, {r.message: r for r in regions}, stream, bounds, suspicious, verbatim)
+
+
+def _bounds(pieces: Sequence[Piece], counts: np.ndarray, regions: Sequence[Region],
+            characters: np.ndarray) -> dict[int, tuple[int, int]]:  # fmt: skip
+    bounds: dict[int, tuple[int, int]] = {}
+    ends = np.cumsum(counts).tolist()
+    for index, (turn, _, _) in enumerate(pieces):
+        if turn >= 0:
+            first = bounds[turn][0] if turn in bounds else ends[index] - int(counts[index])
+            bounds[turn] = (first, ends[index])
+    for region in regions:
+        if region.message not in bounds:
+            at = int(np.searchsorted(characters, region.start))
+            bounds[region.message] = (at, at)
+    return bounds
 
 
 def lay(ids: np.ndarray, characters: np.ndarray, labels: Labels) -> Stream:

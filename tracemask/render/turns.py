@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tracemask.core.errors import RenderError
 from tracemask.core.finding import Finding, Place
-from tracemask.core.fingerprint import fingerprint
 from tracemask.render.control import Control
 from tracemask.render.conversation import Conversation
 from tracemask.render.layout import Layout
@@ -63,7 +63,8 @@ class Turns:
 
     control: Control
     stops: frozenset[int]
-    _learned: dict[str, Prompt] = field(default_factory=dict)
+    _learned: dict[tuple[object, ...], Prompt] = field(default_factory=dict)
+    _headers: dict[str, str] = field(default_factory=dict)
 
     def region(self, conversation: Conversation, layout: Layout, k: int, *, cut_short: bool = False) -> Region | None:
         """The region of message k in `layout`; None where the template wrote nothing for it."""
@@ -121,9 +122,11 @@ class Turns:
 
     def _header(self, conversation: Conversation) -> str:
         """The generation prompt after a plain user message; Gemma 4 writes it in history where it prompts with none."""
-        probe = Conversation(conversation.template, self.control, PROBE_CHAT, None, conversation.kwargs,
-                             conversation.counter)  # fmt: skip
-        return self.prompt(probe, 1).text
+        key = json.dumps(dict(conversation.kwargs), sort_keys=True, default=str) if conversation.kwargs else ""
+        if key not in self._headers:
+            probe = replace(conversation, chat=PROBE_CHAT, tools=None)
+            self._headers[key] = self.prompt(probe, 1).text
+        return self._headers[key]
 
     def prompt(self, conversation: Conversation, k: int) -> Prompt:
         """The generation prompt before message k, learned from this turn where its kind is new."""
@@ -261,17 +264,12 @@ def finding(code: str, message: str, turn: int, **data: object) -> Finding:
     return Finding(code, message, Place(turn=turn), data=dict(data))
 
 
-def _kind(conversation: Conversation, k: int) -> str:
-    chat = conversation.chat
-    before: Mapping[str, Any] = chat[k - 1] if k else {}
-    message = chat[k]
-    system = chat[0].get("content") if chat[0].get("role") in ("system", "developer") else None
-    return fingerprint(
-        dict(conversation.kwargs),
-        bool(conversation.tools),
-        str(system),
-        before.get("role"),
-        k if k < 2 else 2,
+def _kind(conversation: Conversation, k: int) -> tuple[object, ...]:
+    message = conversation.chat[k]
+    return (
+        conversation.kind,
+        conversation.chat[k - 1].get("role") if k else None,
+        min(k, 2),
         bool(message.get("reasoning_content") or message.get("reasoning") or message.get("thinking")),
         bool(message.get("tool_calls")),
         bool(message.get("content")),
