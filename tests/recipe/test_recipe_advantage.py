@@ -142,6 +142,20 @@ def test_missing_rewards_can_be_an_error_and_are_one_where_none_has_any() -> Non
         assert caught.value.code == "TM603"
 
 
+def test_nan_means_missing_in_every_column_of_a_foreign_table() -> None:
+    nan = math.nan
+    scalars = {"trace_id": [nan, nan], "group_id": [nan, nan], "task_id": ["x", "x"], "truncated": [nan, None]}
+    recipe = recipe_of("group_mean", more={"filters": {"truncated": "mask"}})
+    found = compute(recipe, scalars | {"reward": [1.0, 0.0], "trainable": [nan, True], "n_sampled": [nan, 3]})
+    assert found.values.tolist() == [0.5, -0.5]
+
+
+def test_a_reward_that_is_no_number_is_named() -> None:
+    with pytest.raises(RecipeError, match="reward is 'good', not a number") as caught:
+        run(recipe_of("group_mean"), ["good", 1.0], ["g", "g"])  # type: ignore[list-item]
+    assert caught.value.where == "t0"
+
+
 def test_an_infinite_reward_is_refused() -> None:
     with pytest.raises(RecipeError, match="reward is inf"):
         run(recipe_of("group_mean"), [1.0, math.inf], ["g", "g"])

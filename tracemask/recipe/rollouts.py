@@ -38,9 +38,17 @@ class Rollouts:
         return len(self.labels)
 
 
-def as_number(value: Any) -> float:
-    """None and NaN are missing (NaN); booleans are 0 and 1."""
-    return float("nan") if value is None else float(value)
+def as_number(value: Any, *, name: str = "reward", where: str = "") -> float:
+    """None and NaN are missing (NaN); booleans are 0 and 1. Raises RecipeError TM603 for anything else."""
+    try:
+        return float("nan") if value is None else float(value)
+    except (TypeError, ValueError):
+        raise RecipeError("TM603", where=where, what=f"{name} is {value!r}, not a number", fix="repair it") from None
+
+
+def is_present(value: Any) -> bool:
+    """Neither None nor NaN, which foreign tables use for missing."""
+    return value is not None and value == value
 
 
 def gather(recipe: Recipe, scalars: Scalars, *, reward: str | None = None) -> Rollouts:
@@ -59,7 +67,7 @@ def gather(recipe: Recipe, scalars: Scalars, *, reward: str | None = None) -> Ro
         reward=rewards,
         truncated=_any(scalars.get("truncated"), of_row, len(first)),
         trainable=~_any(
-            [value is not None and not value for value in scalars.get("trainable", ())], of_row, len(first)
+            [is_present(value) and not value for value in scalars.get("trainable", ())], of_row, len(first)
         ),
         quantities={name: _sums(scalars[name], of_row, len(first)) for name in QUANTITIES if name in scalars},
         labels=[_label(scalars, row) for row in first],
@@ -89,7 +97,7 @@ def _rollout_of_row(recipe: Recipe, scalars: Scalars, n: int) -> tuple[np.ndarra
     index: dict[Any, int] = {}
     first: list[int] = []
     for row, key in enumerate(ids):
-        key = ("", row) if key is None else key
+        key = key if is_present(key) else ("", row)
         if key not in index:
             index[key] = len(first)
             first.append(row)
@@ -100,7 +108,7 @@ def _rollout_of_row(recipe: Recipe, scalars: Scalars, n: int) -> tuple[np.ndarra
 def _rewards(column: Sequence[Any] | None, of_row: np.ndarray, n: int, name: str, scalars: Scalars) -> np.ndarray:
     out = np.full(n, np.nan)
     for row, value in enumerate(column if column is not None else ()):
-        number, rollout = as_number(value), of_row[row]
+        number, rollout = as_number(value, name=name, where=_label(scalars, row)), of_row[row]
         if np.isinf(number):
             raise RecipeError("TM603", where=_label(scalars, row), what=f"{name} is {number}", fix="repair the reward")
         if np.isnan(number) or number == out[rollout]:
@@ -126,7 +134,7 @@ def _groups(recipe: Recipe, scalars: Scalars, first: list[int]) -> tuple[np.ndar
     group = np.empty(len(first), dtype=np.int64)
     alone = 0
     for rollout, row in enumerate(first):
-        keys = [(k, column[row]) for k, column in enumerate(columns) if column is not None and column[row] is not None]
+        keys = [(k, column[row]) for k, column in enumerate(columns) if column is not None and is_present(column[row])]
         alone += not keys
         group[rollout] = index.setdefault(keys[0] if keys else ("alone", rollout), len(index))
     return group, len(index), alone
@@ -135,10 +143,14 @@ def _groups(recipe: Recipe, scalars: Scalars, first: list[int]) -> tuple[np.ndar
 def _any(column: Sequence[Any] | None, of_row: np.ndarray, n: int) -> np.ndarray:
     out = np.zeros(n, dtype=bool)
     if column is not None and len(column):
-        np.logical_or.at(out, of_row, np.fromiter((bool(value) for value in column), dtype=bool, count=len(of_row)))
+        np.logical_or.at(
+            out,
+            of_row,
+            np.fromiter((is_present(value) and bool(value) for value in column), dtype=bool, count=len(of_row)),
+        )
     return out
 
 
 def _sums(column: Sequence[Any], of_row: np.ndarray, n: int) -> np.ndarray:
-    values = np.fromiter((0 if value is None else value for value in column), dtype=np.float64, count=len(of_row))
+    values = np.fromiter((value if is_present(value) else 0 for value in column), dtype=np.float64, count=len(of_row))
     return np.bincount(of_row, weights=values, minlength=n)
