@@ -12,6 +12,7 @@ import typer
 
 if TYPE_CHECKING:
     from rich.table import Table
+
     from tracemask.train.trainer import Plan, StepReport
 
 # Shown first, in this order; each component follows, then the rest of the metrics file is one command away.
@@ -30,6 +31,8 @@ def command(
     epochs: Annotated[float | None, typer.Option(help="Passes over the data; default 1.")] = None,
     groups_per_step: Annotated[int | None, typer.Option(help="Whole groups in a batch.")] = None,
     tokens_per_batch: Annotated[int | None, typer.Option(help="Slots of one micro-batch on one rank.")] = None,
+    follow: Annotated[bool | None, typer.Option("--follow", help="Each dataset that appears is a step.")] = None,
+    follow_timeout: Annotated[float | None, typer.Option(help="Seconds to wait for the next one.")] = None,
     overlong: Annotated[str | None, typer.Option(help="error | truncate | skip")] = None,
     packing: Annotated[str | None, typer.Option(help="rows | tree | auto")] = None,
     shuffle: Annotated[bool | None, typer.Option("--shuffle/--no-shuffle", help="Order by seed, or as stored.")] = None,
@@ -55,6 +58,7 @@ def command(
     save_every: Annotated[int | None, typer.Option(help="Steps between checkpoints.")] = None,
     resume: Annotated[str | None, typer.Option(help="auto | never | require")] = None,
     export: Annotated[bool | None, typer.Option("--export/--no-export", help="Write safetensors at the end.")] = None,
+    export_every: Annotated[int | None, typer.Option(help="Steps between exports, for a sampler.")] = None,
     tensorboard: Annotated[bool | None, typer.Option("--tensorboard", help="Also TensorBoard scalars.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan and stop.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Result (or plan) as JSON on stdout.")] = False,
@@ -67,7 +71,6 @@ def command(
     settings = _settings(config, shards, values)
     from tracemask.train.trainer import dry_run as plan_of
     from tracemask.train.trainer import train
-
     from tracemask_cli.output import print_json
 
     first = os.environ.get("RANK", "0") == "0"

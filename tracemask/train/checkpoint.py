@@ -135,11 +135,11 @@ _TOKENIZER_FILES = (
 )
 
 
-def export(folder: Path, *, module: nn.Module, model: Any, source: str | None, world: World) -> None:
+def export(folder: Path, *, module: nn.Module, model: Any, source: str | None, step: int, world: World) -> None:
     """Write `model` (inside `module`) as safetensors that transformers loads; tied weights once, tokenizer beside it.
 
     Collective: FSDP shards are gathered on rank 0. source: the folder the model came from. A peft model exports its
-    adapters. The folder appears whole or not at all.
+    adapters. The folder is replaced whole; its `step.json` says after which step it was written.
     """
     from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 
@@ -159,6 +159,16 @@ def export(folder: Path, *, module: nn.Module, model: Any, source: str | None, w
         for name in _TOKENIZER_FILES:
             if source is not None and (Path(source) / name).is_file():
                 shutil.copyfile(Path(source) / name, temporary / name)
-        shutil.rmtree(folder, ignore_errors=True)
-        os.replace(temporary, folder)
+        (temporary / "step.json").write_text(json.dumps({"step": step}) + "\n", encoding="utf-8")
+        _swap(temporary, folder)
     world.wait()
+
+
+def _swap(new: Path, folder: Path) -> None:
+    """Put `new` in the place of `folder`; a reader that has files open keeps the old ones."""
+    old = folder.with_name(f".{folder.name}.old")
+    shutil.rmtree(old, ignore_errors=True)
+    if folder.exists():
+        os.replace(folder, old)
+    os.replace(new, folder)
+    shutil.rmtree(old, ignore_errors=True)

@@ -57,6 +57,8 @@ class TrainConfig(BaseModel):
     steps: int | None = Field(default=None, ge=1, description="batches to train on; default one epoch")
     epochs: float | None = Field(default=None, gt=0)
     groups_per_step: int = Field(default=8, ge=1)
+    follow: bool = Field(default=False, description="each finished dataset in the data folder is a step")
+    follow_timeout: float = Field(default=600.0, gt=0, description="seconds to wait for the next dataset")
     shuffle: bool = True
     tokens_per_batch: int = Field(default=8192, ge=2, description="slots of one micro-batch")
     overlong: Overlong = Overlong.ERROR
@@ -91,6 +93,7 @@ class TrainConfig(BaseModel):
     keep: int = Field(default=2, ge=1, description="checkpoints kept")
     resume: Literal["auto", "never", "require"] = "auto"
     export: bool = True
+    export_every: int | None = Field(default=None, ge=1, description="steps between exports of the model")
     tensorboard: bool = False
 
     @model_validator(mode="after")
@@ -99,6 +102,8 @@ class TrainConfig(BaseModel):
             raise ValueError("give either model or init_tiny")
         if self.steps is not None and self.epochs is not None:
             raise ValueError("give steps or epochs, not both")
+        if self.follow and (self.steps is None or len(self.data) != 1 or self.model is None):
+            raise ValueError("follow needs steps, one data folder and a model")
         if self.max_staleness is not None and self.policy_version is None:
             raise ValueError("max_staleness needs policy_version, the version of the weights trained here")
         if self.updates_per_batch > 1 and self.old is OldLogprobs.SAMPLER:

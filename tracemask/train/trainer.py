@@ -26,6 +26,7 @@ from tracemask.train.build import Policies, build, recipe_of
 from tracemask.train.config import OldLogprobs, TrainConfig
 from tracemask.train.distributed import World, clip, is_ddp, launched, no_sync
 from tracemask.train.dry_run import Plan, plan_run
+from tracemask.train.follow import Follower
 from tracemask.train.loader import Loaded, Loader, Policy, rows_of
 from tracemask.train.metrics import JsonLines, Pairs, TensorBoard, add, means
 from tracemask.train.step import Work, read_logprobs
@@ -78,22 +79,35 @@ def train(config: TrainConfig | dict[str, Any], *, observer: Observer | None = N
 def dry_run(config: TrainConfig | dict[str, Any]) -> Plan:
     """The plan of a run, without loading weights: rows, trees, tokens saved, steps, denominators, memory estimate."""
     settings = config if isinstance(config, TrainConfig) else TrainConfig.of(config)
+    if settings.follow:
+        raise TrainError("TM900", where="--dry-run", what="a folder that fills has no plan", fix="drop --follow")
     return plan_run(settings, loader_of(settings, World()))
 
 
-def loader_of(config: TrainConfig, world: World) -> Loader:
-    """The loader that a configuration describes."""
+def loader_of(config: TrainConfig, world: World) -> Any:
+    """The Loader that a configuration describes, or the Follower of a folder that fills."""
     token_bytes = None
     if config.tokenizer is not None:
         from tracemask.render.tokenizer import Tokenizer
 
         token_bytes = Tokenizer.load(config.tokenizer).id_bytes
+    policy = _policy(config)
+    shared: dict[str, Any] = {"world": world, "dtype": DTYPES[config.dtype], "token_bytes": token_bytes}
+    if config.follow:
+        assert config.steps is not None
+        return Follower(
+            config.data[0], recipe_of(config), policy, steps=config.steps, timeout=config.follow_timeout, **shared
+        )
     source: Any = config.data[0] if len(config.data) == 1 else config.data
     if len(config.data) > 1:
         from tracemask.store.reader import open_dataset
 
         source = open_dataset(config.data, columns=config.columns or None)
-    policy = Policy(
+    return Loader(rows_of(source, columns=config.columns or None), recipe_of(config), policy, **shared)
+
+
+def _policy(config: TrainConfig) -> Policy:
+    return Policy(
         groups_per_step=config.groups_per_step,
         tokens_per_batch=config.tokens_per_batch,
         packing=config.packing,
@@ -102,17 +116,9 @@ def loader_of(config: TrainConfig, world: World) -> Loader:
         seed=config.seed,
         policy_version=config.policy_version,
     )
-    return Loader(
-        rows_of(source, columns=config.columns or None),
-        recipe_of(config),
-        policy,
-        world=world,
-        dtype=DTYPES[config.dtype],
-        token_bytes=token_bytes,
-    )
 
 
-def steps_of(config: TrainConfig, loader: Loader) -> int:
+def steps_of(config: TrainConfig, loader: Any) -> int:
     """Steps of the whole run."""
     return config.steps or max(1, math.ceil((config.epochs or 1.0) * loader.steps_per_epoch))
 
@@ -133,11 +139,12 @@ class _Run:
         self.optimizer = _optimizer(config, self.module)
         torch.manual_seed(config.seed * world.size + world.rank)
         self.findings: dict[str, Finding] = {}
+        self.steps_done = 0
 
     def go(self, observer: Observer | None) -> TrainResult:
         """Resume, train, export."""
         started = time.monotonic()
-        done = self._resume()
+        done = self.steps_done = self._resume()
         files: list[Any] = []
         if self.world.first:
             files.append(JsonLines(self.out / "metrics.jsonl", after_step=done))
@@ -148,10 +155,13 @@ class _Run:
         values: dict[str, float] = {}
         for index in range(done, self.total):
             loaded, values = self._step(index)
+            self.steps_done = index + 1
             for file in files:
                 file.write({"step": index + 1, **values})
             if (index + 1) % (self.config.save_every or self.total) == 0 or index + 1 == self.total:
                 path = self._save(index + 1)
+            if self.config.export_every is not None and (index + 1) % self.config.export_every == 0:
+                self._export()
             if observer is not None and self.world.first:
                 observer(StepReport(index + 1, self.total, values, loaded.findings))
         for file in files:
@@ -285,7 +295,12 @@ class _Run:
     def _export(self) -> str:
         folder = self.out / "model"
         checkpoint.export(
-            folder, module=self.module, model=self.policies.model, source=self.config.model, world=self.world
+            folder,
+            module=self.module,
+            model=self.policies.model,
+            source=self.config.model,
+            step=self.steps_done,
+            world=self.world,
         )
         return str(folder)
 
