@@ -31,8 +31,9 @@ def align_context(tokenizer: Tokenizer, control: Control, ids: np.ndarray, text:
         return lay(ids, _characters(table, starts, offset), labels), -1
     place = np.full(len(raw) + 1, -1, np.int64)
     for (a, b), (c, d) in zip(*_segments(tokenizer, control, ids, starts, ends, raw, text, want), strict=True):
-        _match(raw, want, a, b, c, d, place)
-    known = place[np.minimum(starts, len(raw))] >= 0
+        _match(raw, want, a, b, c, d, place, ends)
+    unknown = np.concatenate(([0], np.cumsum(place[: len(raw)] < 0)))
+    known = unknown[ends] == unknown[starts]
     at = _nearest(place, starts)
     stream = lay(ids, _characters(table, at, offset), labels)
     stream.origin[~known] = Origin.ENGINE
@@ -82,10 +83,13 @@ def _cuts(controls: Sequence[tuple[int, int]], size: int) -> list[tuple[int, int
     return [*out, (at, size)]
 
 
-def _match(raw: bytes, want: bytes, a: int, b: int, c: int, d: int, place: np.ndarray) -> None:
-    """Maps the common head and tail of raw[a:b] and want[c:d]."""
+def _match(raw: bytes, want: bytes, a: int, b: int, c: int, d: int, place: np.ndarray, ends: np.ndarray) -> None:
+    """Maps the common head of raw[a:b] and want[c:d], in whole tokens, and then the common tail."""
     left, right = raw[a:b], want[c:d]
     head = _head(left, right)
+    if head < len(left):
+        whole = int(np.searchsorted(ends, a + head, side="right"))
+        head = max(int(ends[whole - 1]) - a if whole else 0, 0)
     place[a : a + head] = np.arange(c, c + head)
     rest = min(len(left), len(right)) - head
     tail = _head(left[::-1][:rest], right[::-1][:rest])

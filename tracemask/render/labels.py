@@ -63,6 +63,8 @@ def label(layout: Layout, speakers: Sequence[Speaker], regions: Sequence[Region]
     edges, reply, part_inside = _edges(layout, regions)
     span_starts = np.array([span[0] for span in spans] or [0], np.int64)
     starts = np.union1d(span_starts, edges[edges < len(layout.text)])
+    if any(speaker.blocks for speaker in speakers):
+        starts = np.union1d(starts, _block_edges(layout, speakers))
     at = np.searchsorted(span_starts, starts, side="right") - 1
     place_of = np.array([span[2] for span in spans] or [-1], np.int64)[at]
     source = np.array([span[3] for span in spans] or [-1], np.int64)[at]
@@ -143,6 +145,22 @@ def _edges(layout: Layout, regions: Sequence[Region]) -> tuple[np.ndarray, np.nd
             add(region.stop, region.message, Part.STOP)
         add(region.end, -1, Part.HEADER)
     return np.array(edges), np.array(reply), np.array(part)
+
+
+def _block_edges(layout: Layout, speakers: Sequence[Speaker]) -> np.ndarray:
+    """Characters where the next block of a content begins, for messages whose blocks name authors."""
+    taken = [0] * len(speakers)
+    edges: list[int] = []
+    for span in layout.rendered.spans:
+        if span.origin is not Origin.CONTENT or span.source < 0 or len(span.field) > 1:
+            continue
+        at = 0
+        for size, _ in speakers[span.source].blocks:
+            at += size
+            if taken[span.source] < at < taken[span.source] + span.end - span.start:
+                edges.append(span.start + at - taken[span.source])
+        taken[span.source] += span.end - span.start
+    return np.array(edges, np.int64)
 
 
 def _block_authors(layout: Layout, speakers: Sequence[Speaker], starts: np.ndarray, at: np.ndarray, own: np.ndarray,

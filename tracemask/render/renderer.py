@@ -197,9 +197,11 @@ class Renderer:
         return frozenset(stops if learned is None else {*stops, learned})
 
     def _tables(self, stops: frozenset[int]) -> tuple[np.ndarray, np.ndarray]:
-        is_stop = np.zeros(self.tokenizer.size, bool)
-        is_stop[[stop for stop in stops if stop < self.tokenizer.size]] = True
-        space = np.fromiter((bool(b) and b.isspace() for b in self.tokenizer.id_table), bool, self.tokenizer.size)
+        """Bool tables by id with one entry more, False, for ids that the tokenizer does not have."""
+        size = self.tokenizer.size
+        is_stop = np.zeros(size + 1, bool)
+        is_stop[[stop for stop in stops if stop < size]] = True
+        space = np.fromiter((bool(b) and b.isspace() for b in [*self.tokenizer.id_table, b""]), bool, size + 1)
         return is_stop, space
 
 

@@ -109,6 +109,8 @@ class _Trace:
             early = bool(inner.any())
             ended = bool(len(ids)) and int(ids[-1]) in self.tools.stop_ids
         place = Place(turn=index, token=first, end=row.length)
+        if turn.reply is not None:
+            row.findings += self._foreign_ids(turn.reply.ids, index, first)
         if early:
             row.findings.append(Finding("TM317", "tokens follow a stop inside the turn: it is not trained", place))
         else:
@@ -121,6 +123,15 @@ class _Trace:
             row.findings.append(Finding("TM111", what, place))
         row.truncated = message.cut_short and not ended
         row.stop = message.sampled.finish_reason if message.sampled else message.finish_reason
+
+    def _foreign_ids(self, ids: np.ndarray, index: int, first: int) -> list[Finding]:
+        """TM201 for the first sampled id that the tokenizer does not have."""
+        outside = np.flatnonzero(ids >= self.tools.tokenizer.size)
+        if not len(outside):
+            return []
+        at = first + int(outside[0])
+        what = f"id {int(ids[outside[0]])} is not in the vocabulary (largest id {self.tools.tokenizer.size - 1})"
+        return [Finding("TM201", what, Place(turn=index, token=at), data={"count": len(outside)})]
 
     def _exact_context(self, base: Base, turn: Turn, row: Row, have: int) -> None:
         """Appends the engine's context beyond what the row has, labelled by the render."""
@@ -239,6 +250,7 @@ class _Trace:
             drift=row.drift,
             findings=row.findings,
             columns=stream.columns,
+            straddling=0 if stream.straddles is None else int(stream.straddles.sum()),
         )
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tracemask.core.errors import RenderError
+from tracemask.core.vocab import Origin
 from tracemask.render.conversation import Conversation
 
 _CALL = {"id": "call00001", "type": "function", "function": {"name": "probe", "arguments": {"x": "1"}}}
@@ -64,7 +65,12 @@ class Stability:
         """True where earlier reasoning stays when a user speaks again."""
         key = (conversation.kind, "reasoning")
         if key not in self._known:
-            self._known[key] = self._probe(self.open(_SEGMENT, conversation), 0) is True
+            probe = self.open(_SEGMENT, conversation)
+            try:
+                while_last, later = (probe.layout(end).visible(1, Origin.REASONING) for end in (2, len(probe)))
+            except RenderError:
+                while_last, later = 1, 0
+            self._known[key] = later >= while_last
         return self._known[key]
 
     def _probe(self, probe: Conversation, first: int) -> bool | None:

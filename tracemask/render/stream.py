@@ -28,6 +28,7 @@ class Stream:
     turn: np.ndarray
     logprob: np.ndarray
     columns: dict[str, np.ndarray] = field(default_factory=dict)
+    straddles: np.ndarray | None = None  # bool[T]: the token holds characters of two authors
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -44,6 +45,7 @@ class Stream:
             self.turn[start:end],
             self.logprob[start:end],
             {name: values[start:end] for name, values in self.columns.items()},
+            None if self.straddles is None else self.straddles[start:end],
         )
 
 
@@ -61,7 +63,8 @@ def joined(streams: Sequence[Stream]) -> Stream:
         np.concatenate([getattr(stream, name) for stream in streams])
         for name in ("ids", "author", "role", "part", "origin", "message", "turn", "logprob")
     ]
-    return Stream(*parts, columns)
+    straddles = [s.straddles if s.straddles is not None else np.zeros(len(s), bool) for s in streams]
+    return Stream(*parts, columns, np.concatenate(straddles))
 
 
 @dataclass(slots=True)
@@ -153,12 +156,19 @@ def build_base(layout: Layout, labels: Labels, regions: Sequence[Region], pieces
     all_ids = concatenated(ids, np.int32)
     characters = concatenated(starts, np.int32) + np.repeat(positions, counts)
     stream = lay(all_ids, characters, labels)
+    stream.straddles = _straddling(characters, labels, len(layout.text))
     bounds = _bounds(pieces, counts, regions, characters)
     for turn, (start, end) in bounds.items():
         stream.turn[start:end] = turn
         if turn in verbatim:
             put_reply(stream, start, replies[turn])
     return Base(layout, labels, {r.message: r for r in regions}, stream, bounds, suspicious, verbatim)
+
+
+def _straddling(characters: np.ndarray, labels: Labels, size: int) -> np.ndarray:
+    """Which tokens hold characters of more than one author."""
+    last = np.maximum(np.append(characters[1:], size) - 1, characters)
+    return labels.author[labels.rows_at(last)] != labels.author[labels.rows_at(characters)]
 
 
 def _bounds(pieces: Sequence[Piece], counts: np.ndarray, regions: Sequence[Region],
@@ -203,12 +213,12 @@ def put_reply(stream: Stream, start: int, reply: Reply) -> None:
 
 
 def _positions(layout: Layout, region: Region, ids: np.ndarray, encoder: Encoder) -> np.ndarray:
-    """Characters of a verbatim reply whose bytes are the region's text."""
+    """Characters, within the region, of a verbatim reply whose bytes are the region's text."""
     lengths = encoder.tokenizer.byte_lengths[ids].astype(np.int64)
     starts = np.cumsum(lengths) - lengths
     text = layout.text[region.start : region.end]
     table = byte_to_character(text)
-    return table[np.minimum(starts, len(table) - 1)].astype(np.int32) + region.start
+    return table[np.minimum(starts, len(table) - 1)].astype(np.int32)
 
 
 def unexplained(reply: Reply, turn: int, message: int, parts: np.ndarray) -> Stream:
@@ -230,10 +240,11 @@ def unexplained(reply: Reply, turn: int, message: int, parts: np.ndarray) -> Str
 def mark_ends(stream: Stream, stops: np.ndarray, spaces: np.ndarray, bos_id: int | None) -> None:
     """Parts that ids decide: bos, the stop after a message of anyone, the white space that separates messages."""
     renderer = stream.author == Author.RENDERER
-    stream.part[renderer & stops[stream.ids]] = Part.STOP
+    ids = np.minimum(stream.ids, len(stops) - 1)
+    stream.part[renderer & stops[ids]] = Part.STOP
     if bos_id is not None and len(stream) and stream.ids[0] == bos_id:
         stream.part[0] = Part.BOS
-    space = spaces[stream.ids] & renderer & (stream.origin == Origin.RENDERER)
+    space = spaces[ids] & renderer & (stream.origin == Origin.RENDERER)
     for _ in range(2):
         after = np.zeros(len(stream), bool)
         after[1:] = (stream.part[:-1] == Part.STOP) | (stream.part[:-1] == Part.SEPARATOR)
