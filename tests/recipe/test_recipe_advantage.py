@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from tracemask.core.errors import RecipeError
 from tracemask.recipe import Recipe
-from tracemask.recipe.advantage import REASONS, Advantages, compute
+from tracemask.recipe.advantage import REASONS, Advantages, compute, for_step
 
 REWARDS = st.sampled_from([0.0, 1.0, 0.1, 0.25, -0.5, 3.7])
 DATA = st.lists(st.tuples(REWARDS, st.integers(0, 3)), min_size=1, max_size=12)
@@ -184,6 +184,19 @@ def test_batch_whitening_uses_all_rollouts() -> None:
     found = run(recipe_of("batch", ddof=0, eps=0.0), rewards, ["a", "a", "b", "b"]).values
     mean, std = statistics.fmean(rewards), statistics.pstdev(rewards)
     np.testing.assert_allclose(found, [(r - mean) / std for r in rewards], rtol=1e-12)
+
+
+def test_a_step_is_whitened_by_its_own_rollouts() -> None:
+    scalars = {"trace_id": [*"aabcd"], "group_id": [*"ggghh"], "reward": [1.0, 1.0, 0.0, 0.5, None]}
+    for recipe in (recipe_of("batch"), recipe_of("group_mean", whiten="batch")):
+        whole = compute(recipe, scalars)
+        step = for_step(recipe, scalars, whole, [0, 1, 2])
+        alone = compute(recipe, {name: column[:3] for name, column in scalars.items()})
+        assert step.values[:3].tolist() == alone.values.tolist() != whole.values[:3].tolist()
+        assert step.values[3] == whole.values[3]
+        assert math.isnan(for_step(recipe, scalars, whole, [3, 4]).values[4])
+    plain = compute(recipe_of("rloo"), scalars)
+    assert for_step(recipe_of("rloo"), scalars, plain, [0, 1]) is plain
 
 
 def test_whitening_after_a_group_baseline_keeps_uniform_groups_at_zero() -> None:

@@ -89,6 +89,15 @@ def test_a_step_is_whole_groups(tmp_path: Path) -> None:
     assert [finding.code for finding in done.findings] == ["TM603"]
 
 
+def test_a_batch_is_the_step_that_it_is_in(tmp_path: Path) -> None:
+    dataset, recipe = written(tmp_path / "in"), Recipe.load("reinforce_pp")
+    materialize(dataset, recipe, str(tmp_path / "out"), groups_per_step=1)
+    rows = list(open_dataset(tmp_path / "out"))
+    assert rows[0]["advantage"][0] == rows[5]["advantage"][0] == pytest.approx(1.0)
+    assert [rows[index]["advantage"][0] for index in (1, 2, 3)] == pytest.approx([-1.0, 1.0, -1.0])
+    assert not rows[4]["weight.rl"].any()
+
+
 def test_a_second_run_writes_the_same_bytes(tmp_path: Path) -> None:
     dataset = written(tmp_path / "in")
     for out in ("a", "b"):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -53,6 +54,8 @@ class Advantages:
 def compute(recipe: Recipe, scalars: Scalars) -> Advantages:
     """Advantages of every row. scalars: whole columns by name (trace_id, group_id or task_id, reward, truncated, …).
 
+    The dataset is one batch; `for_step` compares a step's rollouts among themselves.
+
     Group maths is per rollout: several rows of a trace are one. A missing reward leaves the rollout out of the policy
     terms and of its group's baseline, and is counted (TM603); `missing = "error"`, or no reward at all, raises
     RecipeError TM603. Raises RecipeError TM605 for an incomplete group where the recipe says error.
@@ -80,6 +83,19 @@ def compute(recipe: Recipe, scalars: Scalars) -> Advantages:
         counts=counts,
         findings=findings,
     )
+
+
+def for_step(recipe: Recipe, scalars: Scalars, advantages: Advantages, rows: Sequence[int]) -> Advantages:
+    """The dataset's advantages, with those of one step's rows compared among themselves where the estimator compares a
+    whole batch (`batch`, `whiten = "batch"`). Anything else is returned as it is."""
+    if not recipe.advantage.over_batch or not len(rows):
+        return advantages
+    rollouts = gather(recipe, {name: [column[row] for row in rows] for name, column in scalars.items()})
+    valid = rollouts.trainable & ~np.isnan(rollouts.reward)
+    estimated = _by_estimator(recipe, rollouts, shaped(recipe, rollouts, valid), valid) * recipe.advantage.multiply
+    values = advantages.values.copy()
+    values[rows] = np.where(advantages.excluded[rows], np.nan, estimated[rollouts.of_row])
+    return replace(advantages, values=values)
 
 
 def _estimated(

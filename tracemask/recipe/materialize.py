@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tracemask.core.finding import Finding, Severity
-from tracemask.recipe.advantage import Advantages, compute
+from tracemask.recipe.advantage import Advantages, compute, for_step
 from tracemask.recipe.counting import StepCounts
 from tracemask.recipe.keys import dataset_key, stream, streams
 from tracemask.recipe.model import Recipe
@@ -100,6 +100,11 @@ class _Plan:
         self.dropped: Counter[str] = Counter()
         self.empty_steps = 0
         self._branches = self._rows_of_traces()
+        scalars = dict(dataset.scalars()) if recipe.advantage.over_batch else {}
+        step_of = advantages.group // self.groups_per_step
+        for number in range(int(step_of.max(initial=0)) + 1 if recipe.advantage.over_batch else 0):
+            rows = np.flatnonzero(step_of == number).tolist()
+            self.advantages = for_step(recipe, scalars, self.advantages, rows)
 
     def count(self) -> None:
         """First pass."""

@@ -59,6 +59,11 @@ class AdvantageSpec(Strict):
     multiply: float = Field(default=1.0, gt=0)
     shared: Literal["owner", "mean_of_branches"] = "owner"
 
+    @property
+    def over_batch(self) -> bool:
+        """The value of a rollout depends on every rollout of its step, not only on its group."""
+        return self.estimator == "batch" or self.whiten == "batch"
+
     @model_validator(mode="after")
     def _belongs(self) -> AdvantageSpec:
         own = ESTIMATOR_OPTIONS.get(self.estimator, frozenset())
