@@ -147,7 +147,7 @@ def vote(block: Block, mask: np.ndarray, turns: Turns, grammar: Grammar) -> Vote
     row = block.row_of[start] if len(start) else np.zeros(0, dtype=np.int32)
     replies = turns.replies
     begins = np.zeros(len(block) + 1, dtype=bool)
-    body = turns.body[replies]
+    body = turns.body[replies[turns.exact[replies]]]
     begins[body] = True
     for extra in (grammar.leading, grammar.prefill):
         if extra:

@@ -168,10 +168,16 @@ class View:
             ids = block.ids[block.offsets[row] : end + 1]
             other = np.flatnonzero(ids != ids[-1])
             start = int(other[-1]) + 1 if len(other) else 0
-            if 0 <= ids[-1] < lens.size and self._ends_turns(int(ids[-1])):
+            if self._ends_turns(int(ids[-1])) or self._ends_here(int(block.offsets[row]) + start):
                 start += 1
             flags[block.offsets[row] + start : end + 1] = True
         return flags
+
+    def _ends_here(self, at: int) -> bool:
+        """A trained pad id right behind text is what the row ends its turn with (see TM315), not padding."""
+        before = int(self.block.ids[at - 1]) if at > 0 else -1
+        trained = self.mask is not None and bool(self.mask[at]) and not bool(self.mask[at + 1 : at + 2].any())
+        return trained and not self._ends_turns(before) and before not in self.lens.tokenizer.added
 
     def _ends_turns(self, token: int) -> bool:
         grammar = self.run.grammar
@@ -193,6 +199,16 @@ class View:
         if self.run.grammar is None:
             return None
         return infer_authors(self.block, self.turns, self.grammar)
+
+    @cached_property
+    def known(self) -> np.ndarray:
+        """known[N] bool: tokens whose author is stored, or lies in a turn; what stands before a row's first opener is not."""
+        if self.stored_authors:
+            return np.ones(len(self.block), dtype=bool)
+        first = self.block.offsets[1:].copy()
+        if self.run.grammar is not None:
+            np.minimum.at(first, self.turns.row, self.turns.at)
+        return np.arange(len(self.block)) >= first[self.block.row_of]
 
     @property
     def stored_authors(self) -> bool:

@@ -54,7 +54,7 @@ def environment_trained(view: View) -> Iterator[Finding]:
     """
     author = view.author
     assert author is not None
-    wrong = gradient_mask(view) & environment_like(author) & ~view.upset[view.block.row_of]
+    wrong = gradient_mask(view) & environment_like(author) & view.known & ~view.upset[view.block.row_of]
     yield from view.block.each("TM306", np.flatnonzero(wrong), "{n} token{s} of the environment in the loss")
 
 
@@ -75,7 +75,8 @@ def prompt_trained(view: View) -> Iterator[Finding]:
     """
     block, author = view.block, view.author
     assert author is not None
-    wrong = gradient_mask(view) & (author != Author.POLICY) & ~environment_like(author) & ~view.upset[block.row_of]
+    wrong = gradient_mask(view) & (author != Author.POLICY) & ~environment_like(author)
+    wrong &= view.known & ~view.upset[block.row_of]
     if view.run.grammar is not None:
         wrong &= ~after_stop(view) & ~prefilled(view)
     for row, token, count in block.first_per_row(np.flatnonzero(wrong)):

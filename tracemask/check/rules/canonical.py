@@ -223,7 +223,7 @@ def suspiciously_canonical(view: View) -> Iterator[Finding]:
     seen = view.run.state("TM204", Seen)
     mine = view.policy & view.ordinary & counted[view.block.row_of] if len(view.block) else np.zeros(0, dtype=bool)
     seen.tokens += int(mine.sum())
-    seen.odd += sum(1 for run in view.drift if mine[run.start])
+    seen.odd += sum(1 for run in differing(view) if mine[run.start])
     return iter(())
 
 

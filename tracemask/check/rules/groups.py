@@ -27,7 +27,8 @@ class Rollout:
     reward: float | None
     advantage: float | None
     attempt: int | None
-    prompt: int
+    prompt: int | None
+    first: int
     sampled: int
     n_sampled: int
     shard: str
@@ -67,6 +68,8 @@ def _rollout(view: View, i: int, scalars: Any) -> Rollout:
     begin, end = int(block.offsets[i]), int(block.offsets[i + 1])
     ids = block.ids[begin:end]
     mask = view.mask[begin:end] if view.mask is not None else np.zeros(0, dtype=bool)
+    if view.stored_authors and len(mask):
+        mask = mask & view.policy[begin:end]
     own = mask.any() if len(mask) else False
     first = int(np.argmax(mask)) if own else len(ids)
     text = lambda name: None if scalars.get(name) is None else str(scalars.get(name))  # noqa: E731
@@ -79,7 +82,8 @@ def _rollout(view: View, i: int, scalars: Any) -> Rollout:
         reward=number("reward"),
         advantage=number("advantage"),
         attempt=None if scalars.get("attempt") is None else int(scalars["attempt"]),
-        prompt=hash_of(ids[:first]),
+        prompt=None if view.wrong_vocabulary[i] else _prompt_hash(view, begin, begin + first),
+        first=first,
         sampled=hash_of(sampled),
         n_sampled=len(sampled),
         shard=block.shards[i],
@@ -87,6 +91,17 @@ def _rollout(view: View, i: int, scalars: Any) -> Rollout:
         fork=scalars.get("fork_row") is not None or bool(scalars.get("branch")),
         identity=text("id"),
     )
+
+
+def _prompt_hash(view: View, begin: int, end: int) -> int:
+    """Of the prompt's bytes where they are known, so that another split of the same text is the same prompt."""
+    if view.run.lens is None:
+        return hash_of(view.block.ids[begin:end])
+    bos = view.lens.bos
+    while bos is not None and begin < end and view.block.ids[begin] == bos:
+        begin += 1
+    raw, offsets = view.raw
+    return hash_of(np.frombuffer(raw[int(offsets[begin]) : int(offsets[end])], dtype=np.uint8))
 
 
 def hash_of(ids: Any) -> int:
@@ -106,8 +121,8 @@ def heads(members: list[Rollout]) -> list[Rollout]:
 
 
 def place_of(member: Rollout) -> Place:
-    """Where a rollout's row lies."""
-    return Place(path=member.path, row=member.row, id=member.identity)
+    """A rollout's first sampled token."""
+    return Place(path=member.path, row=member.row, token=member.first, id=member.identity)
 
 
 def _flat_finish(run: Run) -> Iterator[Finding]:
@@ -144,6 +159,7 @@ def _mixed_finish(run: Run) -> Iterator[Finding]:
     for name, members in groups.by_id.items():
         rollouts = [member for member in heads(members) if not member.fork]
         tasks = {member.task for member in rollouts if member.task is not None}
+        rollouts = [member for member in rollouts if member.prompt is not None]
         prompts = {member.prompt for member in rollouts}
         if len(tasks) > 1:
             other = next(member for member in rollouts if member.task not in (None, rollouts[0].task))

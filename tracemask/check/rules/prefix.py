@@ -173,7 +173,8 @@ def _open_ended(view: View) -> np.ndarray:
     trained = np.concatenate([[0], np.cumsum(view.trained)])
     replies = replies[trained[turns.end[replies]] > trained[turns.body[replies]]]
     end = np.array([int((~view.padding[turns.body[i] : turns.end[i]]).sum()) for i in replies], dtype=np.int64)
-    tail = np.array([view.trained[turns.body[i] + n - 1] if n else False for i, n in zip(replies, end)], dtype=bool)
+    last_token = turns.body[replies] + np.maximum(end, 1) - 1
+    tail = (end > 0) & view.trained[last_token] & ~view.lens.special[view.safe[last_token]]
     replies = replies[tail] if len(replies) else replies
     out[turns.row[replies]] = True
     return out & ~view.upset

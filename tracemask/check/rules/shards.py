@@ -19,8 +19,7 @@ def schema(view: View) -> Iterator[Finding]:
     """A column holds what its type or its meaning does not allow.
 
     **What it does.** Ids must be whole numbers; author, role, part and origin must be codes that exist; a row must have
-    as many tokens as its `n_tokens` says; messages must not go backwards within a row. Files that no version of ours
-    can read are reported too.
+    as many tokens as its `n_tokens` says. Files that no version of ours can read are reported too.
 
     **Why it is bad.** A column that is not what its name says is read as something else by the next tool.
 
@@ -45,10 +44,6 @@ def schema(view: View) -> Iterator[Finding]:
         if codes is not None:
             unknown = np.flatnonzero(codes >= len(table))
             yield from block.each("TM501", unknown, f"{{n}} {name} code{{s}} that do not exist", cause=name)
-    message = block.column("message", neutral=-1)
-    if message is not None and len(block) > 1:
-        back = (message[1:] < message[:-1]) & (message[1:] >= 0) & (block.row_of[1:] == block.row_of[:-1])
-        yield from block.each("TM501", np.flatnonzero(back) + 1, "messages go backwards", cause="message")
 
 
 @rule("TM506", "mixed-fingerprints", ERROR, scope=Scope.DATASET, needs=(Need.IDS,))
