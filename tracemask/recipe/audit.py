@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
@@ -11,7 +12,7 @@ import numpy as np
 from tracemask.recipe.advantage import Advantages
 from tracemask.recipe.component import Component, Normalizer
 from tracemask.recipe.counting import StepCounts
-from tracemask.recipe.keys import dataset_key, stream
+from tracemask.recipe.keys import RowKey, dataset_key, stream
 from tracemask.recipe.model import Recipe
 from tracemask.recipe.normalize import NORMALIZERS, Tally
 from tracemask.recipe.select import TokenBytes
@@ -94,63 +95,65 @@ def audit(
     """One pass over the rows, only counts kept. Rows without log-probs or sampled ids are audited all the same."""
     lenient = recipe.model_copy(update={"missing_logprob": "keep", "allow_messages": True})
     counts = StepCounts(lenient, n_groups=advantages.n_groups)
-    sums = {name: np.zeros(advantages.n_rollouts) for name in recipe.components}
-    tokens = {name: np.zeros(advantages.n_rollouts, dtype=np.int64) for name in recipe.components}
-    values = np.full(advantages.n_rollouts, np.nan)
-    labels: dict[int, str] = {}
-    groups: dict[int, int] = {}
-    dropped: dict[str, int] = {}
+    found = _Rollouts(advantages.n_rollouts, list(recipe.components))
+    dropped: Counter[str] = Counter()
     n_rows = 0
     for row in rows:
-        n_rows += 1
         key = dataset_key(row, advantages)
         laid = lay_row(lenient, row, stream(lenient, row, key), token_bytes=token_bytes, reason=key.reason)
         counts.add(row, laid.weights, key.rollout, key.group)
-        labels.setdefault(key.rollout, str(row.scalars.get("trace_id") or row.scalars.get("id") or f"row {row.index}"))
-        groups[key.rollout] = key.group
-        values[key.rollout] = key.advantage
-        for name, weights in laid.weights.items():
-            tokens[name][key.rollout] += np.count_nonzero(weights)
-            sums[name][key.rollout] += weights.sum(dtype=np.float64)
-        for reason, count in laid.dropped.items():
-            dropped[reason] = dropped.get(reason, 0) + count
+        found.add(row, key, laid.weights)
+        dropped.update(laid.dropped)
+        n_rows += 1
     n, _, tallies = counts.reduced()
-    order = list(labels)
     components = {
-        name: _component(name, component, tallies[name], order, labels, groups, tokens[name], sums[name], values)
-        for name, component in recipe.components.items()
+        name: _component(name, component, tallies[name], found) for name, component in recipe.components.items()
     }
-    return Audit(recipe, n, n_rows, components, dropped)
+    return Audit(recipe, n, n_rows, components, dict(dropped))
 
 
-def _component(
-    name: str,
-    component: Component,
-    tally: Tally,
-    order: list[int],
-    labels: dict[int, str],
-    groups: dict[int, int],
-    tokens: np.ndarray,
-    sums: np.ndarray,
-    values: np.ndarray,
-) -> ComponentAudit:
-    count = tokens[order]
-    weight = component.coef * np.divide(sums[order], count, out=np.zeros(len(order)), where=count > 0)
-    l_max = component.normalizer.length or int(count.max(initial=1))
+class _Rollouts:
+    """What the pass keeps of each rollout: label, group, advantage, and per component tokens and sum of weights."""
+
+    def __init__(self, n: int, components: list[str]) -> None:
+        self.labels: dict[int, str] = {}  # in order of appearance
+        self.groups: dict[int, int] = {}
+        self.advantage = np.full(n, np.nan)
+        self.tokens = {name: np.zeros(n, dtype=np.int64) for name in components}
+        self.sums = {name: np.zeros(n) for name in components}
+
+    def add(self, row: Row, key: RowKey, weights: dict[str, np.ndarray]) -> None:
+        label = row.scalars.get("trace_id") or row.scalars.get("id") or f"row {row.index}"
+        self.labels.setdefault(key.rollout, str(label))
+        self.groups[key.rollout] = key.group
+        self.advantage[key.rollout] = key.advantage
+        for name, stream_T in weights.items():
+            self.tokens[name][key.rollout] += np.count_nonzero(stream_T)
+            self.sums[name][key.rollout] += stream_T.sum(dtype=np.float64)
+
+
+def _component(name: str, component: Component, tally: Tally, found: _Rollouts) -> ComponentAudit:
+    order = list(found.labels)
+    tokens, sums, own = found.tokens[name][order], found.sums[name][order], component.normalizer
+    weight = component.coef * np.divide(sums, tokens, out=np.zeros(len(order)), where=tokens > 0)
+    l_max = own.length or int(tokens.max(initial=1))
     out = ComponentAudit(
-        name,
-        component.normalizer.effective,
-        component.spec.uses_advantage,
-        [labels[rollout] for rollout in order],
-        count,
-        weight,
-        values[order],
+        name=name,
+        in_force=own.effective,
+        uses_advantage=component.spec.uses_advantage,
+        labels=list(found.labels.values()),
+        tokens=tokens,
+        mean_weight=weight,
+        advantage=found.advantage[order],
         l_max=l_max,
     )
     for normalizer, denominator in NORMALIZERS.items():
-        spec = component.normalizer
-        if normalizer != spec.effective:
-            spec = Normalizer(name=normalizer, length=l_max if normalizer == "constant" else None)  # pyright: ignore[reportArgumentType]
-        z = np.array([denominator(tally, spec, rollout, groups[rollout]) for rollout in order], dtype=np.float64)
-        out.per_token[normalizer] = np.divide(weight, z, out=np.zeros(len(order)), where=(z > 0) & (count > 0))
+        spec = own if normalizer == own.effective else _plain(normalizer, l_max)
+        z = np.array([denominator(tally, spec, key, found.groups[key]) for key in order], dtype=np.float64)
+        out.per_token[normalizer] = np.divide(weight, z, out=np.zeros(len(order)), where=(z > 0) & (tokens > 0))
     return out
+
+
+def _plain(normalizer: str, l_max: int) -> Normalizer:
+    """A normalizer the recipe does not name, with its defaults."""
+    return Normalizer.model_validate({"name": normalizer} | ({"length": l_max} if normalizer == "constant" else {}))

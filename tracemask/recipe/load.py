@@ -160,22 +160,15 @@ def _refuse(recipe: Recipe, *, where: str) -> None:
     """Estimators whose gradient is not what their name says are refused unless named `compat`."""
     for name, component in recipe.components.items():
         options = component.options
-        if isinstance(options, KlOptions) and options.clamp is not None and not options.compat:
-            raise RecipeError(
-                "TM951",
-                where=f"{where}: {name}.options.clamp",
-                what="a clamped log-ratio has gradient 0 exactly where the policies differ most",
-                fix="leave clamp out; compat = true reproduces a published run",
-            )
-        if (
-            isinstance(options, KlOptions)
-            and options.estimator == "k1"
-            and not options.through_ratio
-            and not options.compat
-        ):
-            raise RecipeError(
-                "TM951",
-                where=f"{where}: {name}.options",
-                what="k1 as a loss has expected gradient 0 on policy",
-                fix="use k2, or k1/k3 with through_ratio = true; compat = true reproduces a published run",
-            )
+        if not isinstance(options, KlOptions) or options.compat:
+            continue
+        if options.clamp is not None:
+            field, what = "clamp", "a clamped log-ratio has gradient 0 exactly where the policies differ most"
+            fix = "leave clamp out"
+        elif options.estimator == "k1" and not options.through_ratio:
+            field, what = "estimator", "k1 as a loss has expected gradient 0 on policy"
+            fix = "use k2, or k1 or k3 with through_ratio = true"
+        else:
+            continue
+        fix += "; compat = true reproduces a published run"
+        raise RecipeError("TM951", where=f"{where}: {name}.options.{field}", what=what, fix=fix)
