@@ -11,8 +11,6 @@ if TYPE_CHECKING:
     from tracemask.recipe import Recipe
     from tracemask.store.reader import Dataset
     from tracemask.trace import Trace
-    from tracemask.train.config import TrainConfig
-    from tracemask.train.trainer import TrainResult
 
 
 def open_dataset(path: Any, **options: Any) -> Dataset:
@@ -35,9 +33,3 @@ def prepare(source: Iterable[Trace] | Dataset | str, recipe: Recipe | str, **opt
 
     return prepare(source, recipe, **options)
 
-
-def train(config: TrainConfig | dict[str, Any]) -> TrainResult:
-    """Train from shards. See tracemask.train.trainer."""
-    from tracemask.train.trainer import train
-
-    return train(config)
