@@ -75,6 +75,7 @@ class Session:
         self.have: set[Need] = set()
         self.rows = self.tokens = self.traces = 0
         self.unreadable: list[str] = []
+        self.notes: Counter[str] = Counter()  # operational codes that convert recorded with rows
         self.path = ""
         self._ignores = {code: selector for selector in settings.ignore for code in matching([selector])}
 
@@ -116,17 +117,23 @@ class Session:
         hashes: dict[int, str] = {}
         for rule in self._ready(Scope.BLOCK, have):
             self._take(rule.check(view), (block, hashes))
-        if Need.RENDERED in have and Need.MESSAGES not in have:
+        if Need.RENDERED in have:
             self._noted(view, (block, hashes))
 
     def _noted(self, view: View, where: tuple[Block, dict[int, str]]) -> None:
-        """Breaches of traces that convert noted with their rows: those rules ran when the log was read."""
-        from tracemask.check.rules.rendering import recorded
+        """What convert noted with the rows: breaches of traces, and repairs that no rule is about."""
+        from tracemask.check.rules.rendering import notes, recorded
 
         for rule in self.rules:
-            if rule.code in _NOTED:
-                self.ran.add(rule.code)
-                self._take(recorded(view, rule.code), where)
+            if rule.code in _NOTED and Need.MESSAGES not in self.have:
+                found = list(recorded(view, rule.code))
+                if found or self.run.metadata.get("invariants"):
+                    self.ran.add(rule.code)
+                self._take(found, where)
+        for row_notes in notes(view):
+            for note in row_notes:
+                if note.get("code") not in self.collector.rules:
+                    self.notes[str(note.get("code"))] += 1
 
     def report(self) -> Report:
         """Run what needs the whole dataset and close the report. UsageError TM904: nothing was seen."""
@@ -164,6 +171,7 @@ class Session:
             unused_ignores=tuple(selector for selector in settings.ignore if selector not in used),
             stale_baseline=self.baseline.stale,
             traces=self.traces,
+            notes=tuple(f"{code} noted when the log was read: {count} times" for code, count in sorted(self.notes.items())),
             unreadable=tuple(self.unreadable),
         )
 

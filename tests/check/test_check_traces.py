@@ -1,0 +1,135 @@
+"""Rules about messages and rendering: what only the trace or the template can tell."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from check_make import SMALL, Rows
+from check_rollouts import TOOLS
+from tracemask.check.config import Settings
+from tracemask.check.runner import Session, check_dataset
+from tracemask.check.sources import check_paths
+from tracemask.render.renderer import Renderer
+from tracemask.render.tokenizer import Tokenizer
+from tracemask.store.rows import of_sample
+from tracemask.trace import Trace
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    return Tokenizer.load(SMALL)
+
+
+USER = {"role": "user", "content": "When does the boat leave?"}
+ANSWER = {"role": "assistant", "content": "At noon."}
+RESULT = {"role": "tool", "tool_call_id": "c1", "content": "noon"}
+
+
+def call(arguments, **more):
+    return {
+        "role": "assistant",
+        "content": "",
+        "tool_calls": [{"id": "c1", "type": "function", "function": {"name": "board", "arguments": arguments}}],
+        **more,
+    }
+
+
+GOOD = [USER, call({"pier": 4}), RESULT, ANSWER]
+
+
+def of_trace(*traces, tokenizer=None):
+    """(code, turn) of what the rules about messages say."""
+    session = Session(Settings(), tokenizer=tokenizer)
+    session.start(None)
+    for trace in traces:
+        session.trace(trace, alone=True)
+    return [(f.code, f.place.turn) for f in session.report().findings]
+
+
+def rendered(renderer, messages, **facts):
+    trace = Trace.from_messages(messages, id="t", **facts)
+    return Rows([of_sample(sample, trace, index=i) for i, sample in enumerate(renderer.render(trace))])
+
+
+def of_rows(rows, tokenizer):
+    report = check_dataset(rows, tokenizer=tokenizer)
+    return {(f.code, f.place.row, f.place.turn) for group in report.groups if group.severity.value in "EW"
+            for f in group.examples}  # fmt: skip
+
+
+def test_a_good_trace_has_no_finding(tokenizer):
+    assert of_trace(Trace.from_messages(GOOD, id="t"), tokenizer=tokenizer) == []
+
+
+def test_arguments_that_are_json_in_a_json_string_are_found_at_their_message():
+    double = json.dumps(json.dumps({"pier": 4}))
+    assert ("TM104", 1) in of_trace(Trace.from_messages([USER, call(double), RESULT, ANSWER], id="t"))
+
+
+def test_a_tool_result_without_its_call_is_found():
+    assert of_trace(Trace.from_messages([USER, RESULT, ANSWER], id="t")) == [("TM105", 1)]
+
+
+def test_a_reward_that_is_not_the_sum_of_its_parts_breaks_an_invariant():
+    trace = Trace.from_messages(GOOD, id="t", reward=1.0, rewards={"a": {"score": 0.25}})
+    assert of_trace(trace) == [("TM110", None)]
+
+
+def test_two_user_messages_in_a_row_are_found_where_a_template_is_known(tokenizer):
+    trace = Trace.from_messages([USER, {"role": "user", "content": "Go on."}, ANSWER], id="t")
+    assert of_trace(trace, tokenizer=tokenizer) == [("TM113", 1)]
+    assert of_trace(trace) == []
+
+
+@pytest.mark.parametrize("arguments", ["", "{not json", '{"x": 1, "x": 2}'])
+def test_empty_broken_and_repeated_arguments_are_found(arguments):
+    assert ("TM114", 1) in of_trace(Trace.from_messages([USER, call(arguments), RESULT, ANSWER], id="t"))
+
+
+def test_a_log_is_checked_without_a_tokenizer_and_names_file_and_line(tmp_path):
+    log = tmp_path / "log.jsonl"
+    lines = [json.dumps({"messages": GOOD}), json.dumps({"messages": [USER, RESULT, ANSWER]})]
+    log.write_text("\n".join(lines) + "\n")
+    report = check_paths([str(log)], settings=Settings())
+    (finding,) = report.findings
+    assert finding.code == "TM105" and str(finding.place) == "log.jsonl:2:turn 1"
+    assert report.traces == 2 and report.exit_code == 1
+
+
+def test_text_that_the_template_drops_is_found_at_its_message(tokenizer):
+    messages = [USER, {**ANSWER, "reasoning_content": "I know it."}, USER, ANSWER]
+    rows = rendered(Renderer(tokenizer, history="as_rendered"), messages)
+    assert of_rows(rows, tokenizer) == {("TM103", 0, 1)}
+
+
+def test_a_reply_that_forks_for_its_render_is_position_dependent(tokenizer):
+    messages = [USER, {**ANSWER, "reasoning_content": "I know it."}, USER, ANSWER]
+    rows = rendered(Renderer(tokenizer), messages)
+    assert len(rows) == 2
+    assert {code for code, _, _ in of_rows(rows, tokenizer)} == {"TM108"}
+
+
+def test_tools_that_the_template_ignores_are_found(tokenizer):
+    template = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    rows = rendered(Renderer(tokenizer, template=template), [USER, ANSWER], tools=TOOLS)
+    assert of_rows(rows, tokenizer) == {("TM112", 0, None)}
+
+
+def test_a_generation_prompt_that_is_no_prefix_is_noted(tokenizer):
+    history = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    template = history + "{% if add_generation_prompt %}<|im_start|>assistant\n<think>\n{% endif %}"
+    rows = rendered(Renderer(tokenizer, template=template), [USER, ANSWER])
+    report = check_dataset(rows, tokenizer=tokenizer, settings=Settings(select=("TM111",)))
+    assert {f.code for f in report.findings} == {"TM111"}
+
+
+def test_breaches_that_convert_noted_are_told_from_shards(tokenizer):
+    rows = rendered(Renderer(tokenizer), GOOD)
+    note = {"code": "TM105", "message": "answers no earlier call", "place": {"turn": 2}}
+    rows[0].scalars["findings"] = [json.dumps(note), json.dumps({"code": "TM916", "message": "repaired", "place": {}})]
+    report = check_dataset(rows, tokenizer=tokenizer)
+    assert [(f.code, f.place.row, f.place.turn) for f in report.findings] == [("TM105", 0, 2)]
+    assert "TM104" not in report.ran
+    assert report.notes == ("TM916 noted when the log was read: 1 times",)
