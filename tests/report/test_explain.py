@@ -117,6 +117,15 @@ def test_foreign_rows_with_labels_are_explained() -> None:
     assert found.audit.components["rl"].labels == ["row 0", "row 1"]
 
 
+def test_advantages_per_token_are_shown_by_their_mean() -> None:
+    rows = [rollout(0, 2), rollout(1, 4)]
+    for row, values in zip(rows, ([1.0, 0.0], [-1.0, -1.0, -3.0, -1.0]), strict=True):
+        row.columns["advantage"] = np.concatenate([np.full(3, 9.0), values])
+    found = explain("ppo", rows, {"trace_id": ["t0", "t1"], "group_id": ["g", "g"]})
+    assert found.audit.components["rl"].advantage.tolist() == [0.5, -1.5]
+    assert "A is the mean over the rollout's trained tokens" in found.lines()[1]
+
+
 def test_many_rollouts_are_cut_to_the_hardest_pushes() -> None:
     lengths = list(range(10, 50))
     lines = explained("dapo", lengths, [float(n % 2) for n in lengths]).lines(limit=3)

@@ -13,7 +13,7 @@ from tracemask.recipe.advantage import Advantages
 from tracemask.recipe.component import Component, Normalizer
 from tracemask.recipe.counting import StepCounts
 from tracemask.recipe.keys import RowKey, dataset_key, stream
-from tracemask.recipe.model import Recipe
+from tracemask.recipe.model import PER_TOKEN, Recipe
 from tracemask.recipe.normalize import NORMALIZERS, Tally
 from tracemask.recipe.select import TokenBytes
 from tracemask.recipe.weights import lay_row
@@ -26,7 +26,7 @@ class ComponentAudit:
 
     tokens int64[R]: tokens with weight ≠ 0. mean_weight float64[R]: their mean weight times the coefficient.
     per_token[normalizer] float64[R]: weight / denominator of a token; per_rollout: its sum over the rollout.
-    in_force: the recipe's own normalizer.
+    in_force: the recipe's own normalizer. advantage float64[R]: where it differs by token, the mean over trained tokens.
     """
 
     name: str
@@ -95,17 +95,20 @@ def audit(
     """One pass over the rows, only counts kept. Rows without log-probs or sampled ids are audited all the same."""
     lenient = recipe.model_copy(update={"missing_logprob": "keep", "allow_messages": True})
     counts = StepCounts(lenient, n_groups=advantages.n_groups)
-    found = _Rollouts(advantages.n_rollouts, list(recipe.components))
+    found = _Rollouts(recipe, advantages.n_rollouts)
     dropped: Counter[str] = Counter()
     n_rows = 0
     for row in rows:
         key = dataset_key(row, advantages)
-        laid = lay_row(lenient, row, stream(lenient, row, key), token_bytes=token_bytes, reason=key.reason)
+        values = stream(lenient, row, key)
+        laid = lay_row(lenient, row, values, token_bytes=token_bytes, reason=key.reason)
         counts.add(row, laid.weights, key.rollout, key.group)
-        found.add(row, key, laid.weights)
+        found.add(row, key, laid.weights, values)
         dropped.update(laid.dropped)
         n_rows += 1
     n, _, tallies = counts.reduced()
+    if recipe.advantage.estimator in PER_TOKEN:
+        found.average()
     components = {
         name: _component(name, component, tallies[name], found) for name, component in recipe.components.items()
     }
@@ -115,14 +118,16 @@ def audit(
 class _Rollouts:
     """What the pass keeps of each rollout: label, group, advantage, and per component tokens and sum of weights."""
 
-    def __init__(self, n: int, components: list[str]) -> None:
+    def __init__(self, recipe: Recipe, n: int) -> None:
+        self.weighed = [name for name, component in recipe.components.items() if component.spec.uses_advantage]
         self.labels: dict[int, str] = {}  # in order of appearance
         self.groups: dict[int, int] = {}
         self.advantage = np.full(n, np.nan)
-        self.tokens = {name: np.zeros(n, dtype=np.int64) for name in components}
-        self.sums = {name: np.zeros(n) for name in components}
+        self.tokens = {name: np.zeros(n, dtype=np.int64) for name in recipe.components}
+        self.sums = {name: np.zeros(n) for name in recipe.components}
+        self.advantage_sum, self.advantage_count = np.zeros(n), np.zeros(n)
 
-    def add(self, row: Row, key: RowKey, weights: dict[str, np.ndarray]) -> None:
+    def add(self, row: Row, key: RowKey, weights: dict[str, np.ndarray], values: np.ndarray) -> None:
         label = row.scalars.get("trace_id") or row.scalars.get("id") or f"row {row.index}"
         self.labels.setdefault(key.rollout, str(label))
         self.groups[key.rollout] = key.group
@@ -130,6 +135,18 @@ class _Rollouts:
         for name, stream_T in weights.items():
             self.tokens[name][key.rollout] += np.count_nonzero(stream_T)
             self.sums[name][key.rollout] += stream_T.sum(dtype=np.float64)
+        for name in self.weighed:
+            self.advantage_sum[key.rollout] += values[weights[name] != 0].sum()
+            self.advantage_count[key.rollout] += np.count_nonzero(weights[name])
+
+    def average(self) -> None:
+        """Advantages per token become their mean over the rollout's trained tokens."""
+        self.advantage = np.divide(
+            self.advantage_sum,
+            self.advantage_count,
+            out=np.full(len(self.advantage), np.nan),
+            where=self.advantage_count > 0,
+        )
 
 
 def _component(name: str, component: Component, tally: Tally, found: _Rollouts) -> ComponentAudit:

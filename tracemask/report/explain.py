@@ -13,6 +13,7 @@ from tracemask.core.errors import RecipeError
 from tracemask.recipe import Recipe
 from tracemask.recipe.advantage import Advantages, compute
 from tracemask.recipe.audit import Audit, ComponentAudit, audit
+from tracemask.recipe.model import PER_TOKEN
 from tracemask.recipe.normalize import NORMALIZERS
 from tracemask.recipe.rollouts import Scalars
 from tracemask.recipe.select import TokenBytes
@@ -77,6 +78,8 @@ def explain(
         plain = Recipe.load({"advantage": {"estimator": "reward"}, "rl": {"term": "reinforce"}})
         advantages = compute(plain, {**scalars, "reward": ones})
         notes.append(f"{error.what}: every advantage is taken as 1")
+    if recipe.advantage.estimator in PER_TOKEN:
+        notes.append("A is the mean over the rollout's trained tokens")
     notes += [finding.message for finding in advantages.findings]
     return Explanation(audit(recipe, rows, advantages, token_bytes=token_bytes), advantages, notes)
 
