@@ -31,7 +31,16 @@ from tracemask.render.text import RenderedText, Span
 
 TOKEN_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 REASONING_NAMES = ("reasoning_content", "thinking", "reasoning")
-_PLAIN_NAMES = {"Text": "str", "Record": "dict", "Items": "list", "Whole": "int", "Real": "float"}
+MEDIA = ("image", "audio", "video", "file")
+_PLAIN_NAMES = {
+    "Text": "str",
+    "Record": "dict",
+    "Items": "list",
+    "Whole": "int",
+    "Real": "float",
+    "Flag": "bool",
+    "Null": "None",
+}
 _WRAPPED = re.compile(rf"'tracemask\.render\.provenance\.({'|'.join(_PLAIN_NAMES)}) object'")
 _REMEDY = "check the template and the conversation; transformers fails on it too"
 
@@ -70,6 +79,9 @@ class Engine:
     def render(self, job: Job) -> RenderedText:
         """The text and its spans. Absent content is dropped, as transformers does. Where that makes the template fail,
         null is passed to a template that asks whether content is none, and "" to any other (recorded)."""
+        for index, message in enumerate(job.messages):
+            if isinstance(message.get("content"), (list, tuple)):
+                self._refuse_media(message["content"], index)
         absent = [index for index, message in enumerate(job.messages) if message.get("content") is None]
         try:
             return self._render(job, "dropped")
@@ -99,9 +111,7 @@ class Engine:
             raise self._coded(error, progress) from None
 
     def _variables(self, job: Job, manner: str) -> dict[str, Any]:
-        messages = wrap((), -1, Origin.FIELD, ("messages",))
-        for index, message in enumerate(job.messages):
-            messages.append(wrap_message(_normalized(message, manner), index))
+        messages = [wrap_message(_normalized(message, manner), index) for index, message in enumerate(job.messages)]
         variables: dict[str, Any] = dict(self._tokens)
         variables.update(
             messages=messages,
@@ -112,6 +122,17 @@ class Engine:
         for key, value in (job.kwargs or {}).items():
             variables[key] = value if key in TOKEN_NAMES else wrap(value, -1, Origin.FIELD, ("kwargs", key))
         return variables
+
+    def _refuse_media(self, parts: Sequence[Any], index: int) -> None:
+        for part in parts:
+            kind = part.get("type") if isinstance(part, Mapping) else None
+            if isinstance(kind, str) and any(medium in kind for medium in MEDIA):
+                raise RenderError(
+                    "TM921",
+                    where=f"{self.name}, message {index}",
+                    what=f"a content part of type {kind!r}: images, audio and video are not rendered",
+                    fix="leave the trace out, or replace the part by text",
+                )
 
     def _wrapped_tools(self, tools: list[Any]) -> Any:
         """The declared tools with provenance; the last ones are kept, because a group's rollouts share theirs.

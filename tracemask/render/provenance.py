@@ -49,7 +49,6 @@ class Mark(NamedTuple):
 
 
 Run = tuple[int, Any]
-UNKNOWN = Tag(-1, Origin.FIELD, (), True)
 plain_slice = str.__getitem__
 
 
@@ -373,29 +372,34 @@ def mapped(text: Text, change: Callable[[str], str], name: str) -> str:
 
 
 class Record(dict[Any, Any]):
-    """A dict of a field; every value in it belongs under `_tag`. `_message`: index of a whole message, else -1."""
+    """A dict of a field; every value in it belongs under `_tag`. `_message`: index of a whole message, else -1.
 
-    __slots__ = ("_message", "_tag")
+    `_raw` is the plain value, for spelling the whole of it.
+    """
+
+    __slots__ = ("_message", "_raw", "_tag")
     _tag: Tag
+    _raw: Any
     _message: int
 
     def __str__(self) -> str:
-        return tagged(dict.__repr__(self), coarse(self._tag))
+        return tagged(repr(self._raw), coarse(self._tag))
 
     def copy(self) -> Record:
         made = Record(self)
-        made._tag, made._message = self._tag, self._message
+        made._tag, made._message, made._raw = self._tag, self._message, self._raw
         return made
 
 
 class Items(list[Any]):
-    """A list of a field; every element in it belongs under `_tag`."""
+    """A list of a field; every element in it belongs under `_tag`. `_raw` is the plain value."""
 
-    __slots__ = ("_tag",)
+    __slots__ = ("_raw", "_tag")
     _tag: Tag
+    _raw: Any
 
     def __str__(self) -> str:
-        return tagged(list.__repr__(self), coarse(self._tag))
+        return tagged(repr(self._raw), coarse(self._tag))
 
 
 class Whole(int):
@@ -414,6 +418,42 @@ class Real(float):
 
     def __str__(self) -> str:
         return tagged(float.__repr__(self), self._tag)
+
+
+class Flag(int):
+    """A boolean of a field: True and False cannot carry a tag. The environment's tests take it for what it is."""
+
+    _tag: Tag
+
+    def __repr__(self) -> str:
+        return "True" if self else "False"
+
+    def __str__(self) -> str:
+        return tagged(repr(self), coarse(self._tag))
+
+
+class Null:
+    """A null of a field: equal to None, false, and printed as the field's."""
+
+    __slots__ = ("_tag",)
+
+    def __init__(self, tag: Tag) -> None:
+        self._tag = tag
+
+    def __bool__(self) -> bool:
+        return False
+
+    def __eq__(self, other: object) -> bool:
+        return other is None or type(other) is Null
+
+    def __hash__(self) -> int:
+        return hash(None)
+
+    def __repr__(self) -> str:
+        return "None"
+
+    def __str__(self) -> str:
+        return tagged("None", coarse(self._tag))
 
 
 def number(value: int | float, tag: Tag | None) -> Any:
@@ -451,7 +491,7 @@ def wrap_tagged(value: Any, tag: Tag) -> Any:
     if kind is dict:
         source, origin, path, _ = tag
         record = Record()
-        record._tag, record._message = tag, -1
+        record._tag, record._message, record._raw = tag, -1, value
         for key, item in value.items():
             inner = new_tag(Tag, (source, origin, (*path, key), False))
             if type(key) is str:
@@ -468,10 +508,14 @@ def wrap_tagged(value: Any, tag: Tag) -> Any:
                 for index, item in enumerate(value)
             ]
         )
-        items._tag = tag
+        items._tag, items._raw = tag, value if kind is list else list(value)
         return items
-    if value is None or kind is bool:
-        return value
+    if value is None:
+        return Null(tag)
+    if kind is bool:
+        flag = Flag(value)
+        flag._tag = tag
+        return flag
     if kind is int or kind is float:
         return number(value, tag)
     for base in (str, int, float):
@@ -485,7 +529,7 @@ def wrap_tagged(value: Any, tag: Tag) -> Any:
 def wrap_message(message: dict[str, Any], index: int) -> Record:
     """One chat message; its fields are tagged by name, reasoning by its standard one."""
     record = Record()
-    record._tag, record._message = new_tag(Tag, (index, Origin.FIELD, (), False)), index
+    record._tag, record._message, record._raw = new_tag(Tag, (index, Origin.FIELD, (), False)), index, message
     for key, value in message.items():
         origin = ORIGINS.get(key, Origin.FIELD)
         path = ("reasoning_content",) if origin is Origin.REASONING else (key,)

@@ -20,9 +20,11 @@ from tracemask.render.codegen import TracingGenerator
 from tracemask.render.filters import refused, tracing_filters
 from tracemask.render.markup import Safe
 from tracemask.render.provenance import (
+    Flag,
     Items,
     LimitExceeded,
     Mark,
+    Null,
     Real,
     Record,
     Text,
@@ -34,7 +36,7 @@ from tracemask.render.provenance import (
 )
 from tracemask.render.spelling import TextFormatter, concatenated, text_of
 
-_OURS = (Record, Text, Items, Whole, Real)
+_OURS = (Record, Text, Items, Whole, Real, Flag, Null)
 _DICT_NAMES = frozenset(dir(dict))
 _TEXT_METHODS = frozenset(name for name in dir(str) if not name.startswith("_")) - {"format", "format_map", "maketrans"}
 _PROMOTED = frozenset(("center", "join", "ljust", "replace", "rjust", "removeprefix", "zfill", "expandtabs"))
@@ -217,12 +219,24 @@ def clock(day: date) -> Callable[[Any], str]:
     return strftime_now
 
 
+def _bare(value: Any) -> Any:
+    return bool(value) if type(value) is Flag else None if type(value) is Null else value
+
+
 def make_environment(day: date) -> TracingEnvironment:
     """An environment whose only date is `day`."""
     environment = TracingEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[Generation, loopcontrols], optimized=False, cache_size=0
     )
     environment.filters = tracing_filters()
+    environment.tests.update(
+        boolean=lambda value: isinstance(value, (bool, Flag)),
+        false=lambda value: value is False or (type(value) is Flag and not value),
+        integer=lambda value: isinstance(value, int) and not isinstance(value, (bool, Flag)),
+        none=lambda value: value is None or type(value) is Null,
+        sameas=lambda value, other: _bare(value) is _bare(other),
+        true=lambda value: value is True or (type(value) is Flag and bool(value)),
+    )
     environment.globals.update(
         range=bounded_range,
         raise_exception=raise_exception,

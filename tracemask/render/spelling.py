@@ -11,9 +11,10 @@ from typing import Any
 from jinja2.runtime import Undefined
 
 from tracemask.render.provenance import (
-    UNKNOWN,
+    Flag,
     Items,
     LimitExceeded,
+    Null,
     Real,
     Record,
     Run,
@@ -32,7 +33,8 @@ from tracemask.render.provenance import (
 )
 
 MAX_INDENT = 64
-_PRINTABLE = (str, int, float, complex, type(None), list, dict, tuple, range, Undefined)
+_PRINTABLE = (str, int, float, complex, type(None), list, dict, tuple, range, Undefined, Null)
+_SCALARS = (Whole, Real, Flag, Null)
 
 
 def text_of(value: Any) -> str:
@@ -40,9 +42,7 @@ def text_of(value: Any) -> str:
     kind = type(value)
     if kind is Text or kind is str:
         return value
-    if value is True or value is False or value is None:
-        return tagged(str(value), UNKNOWN)
-    if kind is list or kind is dict or kind is tuple:
+    if kind is list or kind is dict or kind is tuple or kind is Record:
         return representation(value)
     if not isinstance(value, _PRINTABLE):
         raise Untraceable(f"printing a {kind.__name__}")
@@ -58,12 +58,12 @@ def representation(value: Any) -> str:
     """repr(value); what stands in it keeps its field, and brackets of the template's own containers are literals."""
     if isinstance(value, Text):
         return _quoted(value)
-    if isinstance(value, (Record, Items)):
-        return tagged(repr(value), coarse(value._tag))
-    if isinstance(value, (Whole, Real)):
+    if _is_one_field(value):
+        return tagged(repr(value._raw), coarse(value._tag))
+    if isinstance(value, _SCALARS):
         return tagged(repr(value), value._tag)
     kind = type(value)
-    if kind is dict:
+    if kind is dict or kind is Record:
         pairs = [cat((representation(key), ": ", representation(item))) for key, item in value.items()]
         return cat(("{", *_between(pairs), "}"))
     if kind is list:
@@ -74,6 +74,11 @@ def representation(value: Any) -> str:
     if not isinstance(value, _PRINTABLE):
         raise Untraceable(f"printing a {kind.__name__}")
     return repr(value)
+
+
+def _is_one_field(value: Any) -> bool:
+    """True for a container of a field; a whole message has many fields, each spelled on its own."""
+    return type(value) is Items or (type(value) is Record and value._message < 0)
 
 
 def _between(parts: Sequence[str]) -> list[str]:
@@ -128,15 +133,14 @@ def json_text(
         "sort_keys": sort_keys,
     }
     kind = type(value)
-    if kind is Record or kind is Items:
-        return tagged(json.dumps(value, **options), value._tag)
+    if _is_one_field(value):
+        return tagged(json.dumps(value._raw, **options), value._tag)
     if kind is str:
         return json.dumps(value, **options)
     if kind is Text and len(value._runs) == 1:
         return tagged(json.dumps(value, **options), value._runs[0][1])
     if not _holds_field(value):
-        spelled = json.dumps(value, **options)
-        return tagged(spelled, UNKNOWN) if value is None or value is True or value is False else spelled
+        return json.dumps(value, **options)
     return cat(_json_parts(value, options, 0))
 
 
@@ -146,7 +150,7 @@ def _check_indent(indent: Any) -> None:
 
 
 def _holds_field(value: Any) -> bool:
-    if isinstance(value, (Text, Record, Items, Whole, Real)):
+    if isinstance(value, (Text, Record, Items, *_SCALARS)):
         return True
     if isinstance(value, dict):
         return any(_holds_field(key) or _holds_field(item) for key, item in value.items())
@@ -158,13 +162,18 @@ def _json_parts(value: Any, options: dict[str, Any], depth: int) -> list[str]:
     if isinstance(value, Text):
         encode = json.encoder.encode_basestring_ascii if options["ensure_ascii"] else json.encoder.encode_basestring
         return [_escaped(value, encode(value), lambda part: encode(part)[1:-1])]
-    if isinstance(value, (Record, Items, Whole, Real)) and (options["indent"] is None or not value):
-        return [tagged(json.dumps(value, **options), value._tag)]
+    if _is_one_field(value) and (options["indent"] is None or not value):
+        return [tagged(json.dumps(value._raw, **options), value._tag)]
+    if isinstance(value, _SCALARS):
+        return [tagged(json.dumps(_raw(value), **options), value._tag)]
     if not isinstance(value, (dict, list, tuple)):
-        spelled = json.dumps(value, **options)
-        return [tagged(spelled, tag_of(value)) if tag_of(value) else spelled]
+        return [json.dumps(value, **options)]
     tag = value._tag if isinstance(value, (Record, Items)) else None
     return _json_container(value, options, depth, tag)
+
+
+def _raw(value: Any) -> Any:
+    return None if isinstance(value, Null) else bool(value) if isinstance(value, Flag) else value
 
 
 def _json_container(value: Any, options: dict[str, Any], depth: int, tag: Tag | None) -> list[str]:
@@ -183,7 +192,7 @@ def _json_container(value: Any, options: dict[str, Any], depth: int, tag: Tag | 
             out.append(_mark(item_mark + line, tag))
         if pairs is not None:
             key, entry = entry
-            out += _json_key(key, options)
+            out += _json_key(key, options) if isinstance(key, Text) else [_mark(_json_key(key, options)[0], tag)]
             out.append(_mark(key_mark, tag))
         out += _json_parts(entry, options, depth + 1)
     out.append(_mark(last + closing, tag))
@@ -312,7 +321,7 @@ def _formatted(value: Any, spec: str, conversion: str | None) -> str:
     elif conversion is not None:
         raise ValueError(f"Unknown conversion specifier {conversion!r}")
     if not spec:
-        return text_of(value) if isinstance(value, (str, Record, Items, Whole, Real)) else _plain_format(value)
+        return text_of(value) if isinstance(value, (str, Record, Items, *_SCALARS)) else _plain_format(value)
     match = _SPEC.match(spec)
     if match is None:
         raise Untraceable(f"the format specification {spec!r}")

@@ -293,7 +293,33 @@ def test_tokens_are_literals_and_kwargs_are_fields() -> None:
 def test_a_field_that_was_computed_on_is_coarse() -> None:
     assert where("{{ messages[1].n + 1 }}") == [("8", -1, 1, Origin.FIELD, ("n",), True)]
     assert where("{{ messages[2].list }}")[0][5] is True
-    assert where("{{ messages[1].flag }}")[0][3:] == (Origin.FIELD, (), True)
+    assert where("{{ messages[1].flag }}")[0][2:] == (1, Origin.FIELD, ("flag",), True)
+
+
+def test_booleans_and_nulls_of_a_field_carry_it_through_filters_loops_and_conditions() -> None:
+    path = ("tool_calls", 0, "function", "arguments", "deep", "z", 1)
+    null = (2, Origin.TOOL_CALL, path, True)
+    arguments = "messages[2].tool_calls[0].function.arguments"
+    for source in (
+        f"{{{{ {arguments}.deep.z[1] }}}}",
+        f"{{{{ {arguments}.deep.z[1] | string }}}}",
+        f"{{% for k, v in {arguments}.deep.items() %}}{{{{ v[1] ~ '' }}}}{{% endfor %}}",
+        f"{{% set x = {arguments}.deep.z[1] %}}{{{{ '%s' % x }}}}",
+    ):
+        assert [each[2:] for each in where(source) if each[0] == "None"] == [null], source
+    assert where("{{ messages[1].flag | string | lower }}") == [("true", -1, 1, Origin.FIELD, ("flag",), True)]
+    assert where("{{ messages[1].flag | tojson }}")[0][:5] == ("true", -1, 1, Origin.FIELD, ("flag",))
+    assert (
+        where("{{ true }}{{ messages[1].flag is true }}{{ not messages[1].flag }}{{ none }}")[0][3] is Origin.RENDERER
+    )
+
+
+def test_a_whole_message_is_spelled_field_by_field() -> None:
+    for source in ("{{ messages[2] | tojson }}", "{{ messages | tojson(indent=1) }}", "{{ messages[2] }}"):
+        found = {
+            (span[2], span[3], span[4][:1]) for span in where(source) if "because" in span[0] or "a,b,,c" in span[0]
+        }
+        assert found == {(2, Origin.CONTENT, ("content",)), (2, Origin.REASONING, ("reasoning_content",))}, source
 
 
 def test_generation_ranges_are_where_the_text_stands() -> None:

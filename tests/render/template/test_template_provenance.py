@@ -203,8 +203,10 @@ def test_origins_of_a_message_follow_its_field_names() -> None:
 
 def test_booleans_null_and_containers_are_coarse() -> None:
     for value in (True, False, None):
-        printed = text_of(value)
-        assert printed == str(value) and isinstance(printed, Text) and printed._runs[0][1].coarse
+        printed = text_of(wrap(value, 4, Origin.CONTENT, ("content", 0)))
+        assert printed == str(value) and isinstance(printed, Text)
+        assert printed._runs[0][1] == Tag(4, Origin.CONTENT, ("content", 0), True)
+        assert type(text_of(value)) is str, "the template's own"
     field = wrap({"a": [1]}, 4, Origin.CONTENT, ("content", 0))
     printed = text_of(field)
     assert printed == "{'a': [1]}" and printed._runs[0][1] == Tag(4, Origin.CONTENT, ("content", 0), True)  # type: ignore
