@@ -175,8 +175,8 @@ def test_packed_documents_do_not_see_each_other() -> None:
 
     documents = CASES["leak"]["documents"]
     torch.manual_seed(0)
-    config = Qwen3Config(vocab_size=64, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
-                         num_key_value_heads=2, head_dim=8, attn_implementation="eager")  # fmt: skip
+    sizes = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "head_dim": 8}
+    config = Qwen3Config(**sizes, num_attention_heads=4, num_key_value_heads=2, attn_implementation="eager")
     model = Qwen3ForCausalLM(config).double().eval()
     packed = join([Row(i, {"token_ids": np.array(ids, dtype=np.int64)}) for i, ids in enumerate(documents)])
     ids, positions = torch.from_numpy(packed.columns["token_ids"]), torch.from_numpy(packed.positions).long()

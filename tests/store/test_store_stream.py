@@ -207,7 +207,7 @@ def test_a_torch_loader_reads_the_stream_in_its_order_with_any_number_of_workers
     for workers in (0, 2):
         stream = Stream(grouped, seed=6)
         loader = DataLoader(Rows(grouped), sampler=(unit[0] for unit in stream), batch_size=4, num_workers=workers,
-                            collate_fn=list, multiprocessing_context="spawn" if workers else None)  # fmt: skip
+                            collate_fn=list, multiprocessing_context="fork" if workers else None)  # fmt: skip
         batches = list(loader)
         assert [row.index for batch in batches for row in batch] == expected
         np.testing.assert_array_equal(batches[0][0]["token_ids"], grouped.row(expected[0])["token_ids"])

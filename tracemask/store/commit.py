@@ -41,7 +41,11 @@ def finish(
     config: dict[str, Any] | None = None,
     inputs: Sequence[Input] = (),
 ) -> Manifest:
-    """Writes the manifest from the receipts, in their order; the dataset exists from then on."""
+    """Writes the manifest from the receipts, in their order; the dataset exists from then on.
+
+    What a killed worker of this run left is removed first; a zombie that still writes then fails at its rename.
+    """
+    sweep(folder)
     counts = Counts()
     unknown: dict[str, int] = {}
     for receipt in receipts:
@@ -68,9 +72,7 @@ def prepare(folder: Folder, *, plan: str, force: bool = False) -> None:
     Call under the lock. Only files that this store names are ever removed.
     """
     folder.make()
-    for name in folder.names():
-        if name.startswith(TEMPORARY):
-            folder.remove(name)
+    sweep(folder)
     if force:
         remove_dataset(folder)
         return
@@ -82,6 +84,13 @@ def prepare(folder: Folder, *, plan: str, force: bool = False) -> None:
             what="the folder holds a dataset of other inputs or another configuration",
             fix="choose another folder, or --force to replace it",
         )
+
+
+def sweep(folder: Folder) -> None:
+    """Removes temporary files."""
+    for name in folder.names():
+        if name.startswith(TEMPORARY):
+            folder.remove(name)
 
 
 def remove_dataset(folder: Folder) -> None:

@@ -7,19 +7,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import Any
 
 import numpy as np
 
 from tracemask.core.errors import StoreError
 from tracemask.core.registry import Table
+from tracemask.store.choice import Choice
 from tracemask.store.row import Row
 
 IGNORED = -100  # the label that trainers leave out of the loss
 
 
-class FileKind(StrEnum):
+class FileKind(Choice):
     """How records are laid down."""
 
     PARQUET = "parquet"

@@ -5,6 +5,7 @@ Local: temporary file in the same folder, fsync, `os.replace`, fsync of the fold
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import hashlib
 import itertools
@@ -162,7 +163,8 @@ class _LocalSink:
         return self._size, self._hash.hexdigest()
 
     def abort(self) -> None:
-        self._file.close()
+        with contextlib.suppress(OSError):
+            self._file.close()
         self._temporary.unlink(missing_ok=True)
 
 

@@ -8,19 +8,19 @@ from __future__ import annotations
 import bisect
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from enum import StrEnum
 
 import numpy as np
 
 from tracemask.core.errors import StoreError
 from tracemask.core.finding import Finding, Place
+from tracemask.store.choice import Choice
 from tracemask.store.foreign_names import COMPLETION_IDS, PROMPT_IDS
 from tracemask.store.row import Row
 
 PACKING_VERSION = "best-fit-1"
 
 
-class Overlong(StrEnum):
+class Overlong(Choice):
     """What becomes of a sample that is longer than the budget."""
 
     ERROR = "error"
@@ -28,7 +28,7 @@ class Overlong(StrEnum):
     SKIP = "skip"
 
 
-class Side(StrEnum):
+class Side(Choice):
     """Where a cut takes tokens away."""
 
     TAIL = "tail"

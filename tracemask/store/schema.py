@@ -7,7 +7,6 @@ before t), `weight.x[t]` weighs token t; nothing is pre-shifted. All lists are l
 from __future__ import annotations
 
 import json
-from enum import StrEnum
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +14,7 @@ import numpy as np
 
 from tracemask.core.errors import StoreError
 from tracemask.core.vocab import Author, Fidelity, Origin, Part, Role
+from tracemask.store.choice import Choice
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -23,7 +23,7 @@ FORMAT_VERSION = "1.0"
 METADATA_KEY = b"tracemask"
 
 
-class Profile(StrEnum):
+class Profile(Choice):
     """How a shard is laid out."""
 
     FAST = "fast"  # uncompressed, memory-mapped, zero-copy

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from enum import StrEnum
 from typing import Any
 
 import numpy as np
 
 from tracemask.core.errors import StoreError
+from tracemask.store.choice import Choice
 from tracemask.store.pack import PACKING_VERSION
 from tracemask.store.permutation import Permutation
 from tracemask.store.reader import Dataset
@@ -20,21 +20,21 @@ from tracemask.store.reader import Dataset
 _BLOCK = 4096  # positions permuted at a time
 
 
-class Unit(StrEnum):
+class Unit(Choice):
     """What is never split over steps."""
 
     ROW = "row"
     GROUP = "group"  # all rows of one group_id; a row without one goes with its trace
 
 
-class Order(StrEnum):
+class Order(Choice):
     """How units follow each other."""
 
     SHUFFLED = "shuffled"
     STORED = "stored"
 
 
-class Incomplete(StrEnum):
+class Incomplete(Choice):
     """What becomes of a group with fewer rollouts than expected."""
 
     USE = "use"
