@@ -26,7 +26,7 @@ class ComponentAudit:
 
     tokens int64[R]: tokens with weight ≠ 0. mean_weight float64[R]: their mean weight times the coefficient.
     per_token[normalizer] float64[R]: weight / denominator of a token; per_rollout: its sum over the rollout.
-    in_force: the recipe's own normalizer. advantage float64[R]: where it differs by token, the mean over trained tokens.
+    in_force: the recipe's own normalizer. advantage float64[R]: where it differs by token, its mean over trained ones.
     """
 
     name: str
