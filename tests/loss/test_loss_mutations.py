@@ -1,7 +1,7 @@
 """Ten classic bugs, each put back in by hand: the acceptance check that catches it must fail on the bug.
 
-`acceptable` is the one check: loss and gradient of a step with skewed rollouts, observations and two micro-batches equal
-a reference written without the engine. Every mutant wraps or replaces one small piece.
+`acceptable` is the one check: loss and gradient of a step with skewed rollouts, observations and two micro-batches are
+those of a reference written without the engine. Every mutant wraps or replaces one small piece.
 """
 
 from __future__ import annotations
