@@ -1,4 +1,4 @@
-"""The external sampler: SmolLM2 answers, a rule rewards, a JSONL log is written. It knows no trainer, only files.
+"""The external sampler: SmolLM2 answers, a rule rewards, a JSONL log is written. Knows no trainer, only files."""
 
 from __future__ import annotations
 

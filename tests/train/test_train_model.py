@@ -45,7 +45,7 @@ def test_models_that_look_across_rows_are_refused_by_name(kind: str, values: dic
 def test_a_recurrent_model_that_lists_no_layer_types_is_refused_by_its_modules() -> None:
     from transformers import RwkvConfig, RwkvForCausalLM
 
-    config = RwkvConfig(num_hidden_layers=1, hidden_size=16, attention_hidden_size=16, vocab_size=8)
+    config = RwkvConfig(num_hidden_layers=2, hidden_size=16, attention_hidden_size=16, vocab_size=8)
     refuse_config(config)
     with pytest.raises(TrainError, match="TM960.*Rwkv"):
         use_attention(RwkvForCausalLM(config), "segments")

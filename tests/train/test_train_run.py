@@ -371,6 +371,28 @@ def test_tensorboard_gets_the_same_numbers(data: str, tmp_path: Path) -> None:
     assert list((tmp_path / "tensorboard").iterdir())
 
 
+def test_a_sampler_and_a_trainer_meet_in_a_folder(data: str, tmp_path: Path) -> None:
+    """Each dataset is one step, whole; a second command goes on with what has come since."""
+    start = train(config(data, tmp_path / "start", steps=1, lr=0.0, export=True)).exported
+    folder = tmp_path / "shards"
+    options: dict[str, Any] = {"init_tiny": False, "model": start, "follow": True, "export_every": 1, "export": True}
+    for number in (1, 2):
+        write(folder / f"{number:04d}", rollouts(groups=1, seed=number))
+    (folder / "0003").mkdir()  # still being written: no manifest
+    seen: list[StepReport] = []
+    train(config(str(folder), tmp_path / "run", **{**options, "steps": 2}), observer=_observe(seen))
+    assert [report.metrics["rollouts"] for report in seen] == [4.0, 4.0]
+    assert json.loads((tmp_path / "run" / "model" / "step.json").read_text()) == {"step": 2}
+    with pytest.raises(TracemaskError, match="TM904"):
+        train(config(str(folder), tmp_path / "run", **{**options, "steps": 3, "follow_timeout": 0.2}))
+    write(folder / "0003", rollouts(groups=1, seed=3))
+    train(config(str(folder), tmp_path / "run", **{**options, "steps": 3}), observer=_observe(seen))
+    assert [report.step for report in seen] == [1, 2, 3]
+    write(folder / "0000", rollouts(groups=1, seed=9))  # sorts before what was trained on
+    with pytest.raises(TracemaskError, match="TM961"):
+        train(config(str(folder), tmp_path / "run", **{**options, "steps": 4}))
+
+
 def _observe(into: list[StepReport]) -> Callable[[StepReport], None]:
     return into.append
 

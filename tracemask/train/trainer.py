@@ -350,5 +350,5 @@ def _optimizer(config: TrainConfig, module: nn.Module) -> torch.optim.Optimizer:
         {"params": [one for one in trained if one.dim() < 2], "weight_decay": 0.0},
     ]
     return torch.optim.AdamW(
-        [group for group in groups if group["params"]], lr=config.lr, betas=config.betas, eps=config.eps
+        [group for group in groups if group["params"]], lr=config.lr, betas=config.betas, eps=config.eps, fused=True
     )
