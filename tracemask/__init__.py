@@ -1,4 +1,4 @@
-"""tracemask: agent rollouts in, provably right training data and gradients out. Imports nothing until a name is used."""
+"""tracemask: agent rollouts in, provably right training data and gradients out. Imports nothing before it is used."""
 
 from __future__ import annotations
 
