@@ -111,7 +111,10 @@ def from_json(value: dict[str, Any]) -> Trace:
 def _from_0(value: dict[str, Any]) -> dict[str, Any]:
     """0.x had `content` as one string per message and no blocks."""
     messages: list[Any] = []
-    for message in value.get("messages") or []:
+    old = value.get("messages")
+    if not isinstance(old, list):
+        return {**value, "schema_version": "1.0"}
+    for message in cast("list[Any]", old):
         if isinstance(message, dict) and "blocks" not in message and isinstance(message.get("content"), str):
             kept = {key: item for key, item in cast("dict[str, Any]", message).items() if key != "content"}
             messages.append({**kept, "blocks": [{"type": "text", "text": message["content"]}]})

@@ -158,11 +158,14 @@ def _import(unit: Unit, kind: Format, value: Any, context: Context, authors: Aut
     """Fills the unit's traces, or its error with file:line:field."""
     try:
         traces = list(kind.read(value, context))
+        if not traces or not all(trace.messages for trace in traces):
+            raise TraceError("TM911", what="no messages", fix="remove the record, or pass its own --format")
         for trace in traces:
             refuse_broken(trace)
             trace.source = _source(trace, kind, context)
             _count_unknown(trace, kind, unit.unknown)
             unit.rules.append(authors.apply(trace) if authors is not None else {})
+        unit.unknown.update(context.unknown)
         if strict and unit.unknown:
             raise TraceError("TM911", where=next(iter(unit.unknown)), what="unknown field, and strict is on")
         unit.traces = traces
@@ -170,6 +173,10 @@ def _import(unit: Unit, kind: Format, value: Any, context: Context, authors: Aut
         field_path, reason = first_problem(error)
         unit.error = TraceError("TM911", where=f"{context.where()}:{field_path}", what=reason,
                                 fix="see `tracemask schema trace`")  # fmt: skip
+    except (AttributeError, IndexError, KeyError, TypeError) as error:
+        # Strangers' logs hold what no importer foresaw: one such unit is refused and counted, the run goes on.
+        unit.error = TraceError("TM911", where=context.where(), what=f"the importer did not expect this: {error!r}"[:300],
+                                fix="report it with the record")  # fmt: skip
     except TracemaskError as error:
         where = error.where if error.where.startswith(f"{context.file.rel}:") else f"{context.where()}:{error.where}"
         unit.error = type(error)(error.code, where=where.rstrip(":"), what=error.what, fix=error.fix)

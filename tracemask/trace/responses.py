@@ -29,28 +29,34 @@ def content_blocks(content: Any, where: str) -> list[Block]:
         part = Fields(raw, f"{where}[{index}]")
         kind = part.take_str("type")
         if kind in ("input_text", "output_text", "text", "summary_text", "reasoning_text"):
-            blocks.append(Text(text=part.take_str("text") or ""))
+            text = part.take_str("text")
+            if text is None:
+                raise part.error("text", "missing")
+            blocks.append(Text(text=text))
         elif kind in ("input_image", "image"):
             uri = part.take("image_url")
             blocks.append(Media(mime="image/*", uri=uri if isinstance(uri, str) and "://" in uri[:12] else None))
+        elif kind is None:
+            raise part.error("type", "missing")
         else:
-            blocks.append(Opaque(kind=kind or "unknown", data=part.raw))
+            blocks.append(Opaque(kind=kind, data=dict(part.raw)))
     return blocks
 
 
 def reasoning_block(item: Fields) -> Reasoning:
     """What can be read of a reasoning item (its own text before its summary), and its encrypted form."""
+    texts: list[str] = []
+    other: list[Any] = []
     for key in ("content", "summary"):
-        texts = [block.text for block in content_blocks(item.get(key), item.at(f"{key}")) if isinstance(block, Text)]
-        if texts:
-            break
-    else:
-        texts = []
-    encrypted = item.get("encrypted_content")
+        found = content_blocks(item.take(key), item.at(key))
+        texts = texts or [block.text for block in found if isinstance(block, Text)]
+        other += [block.model_dump() for block in found if not isinstance(block, Text)]
+    encrypted = item.take("encrypted_content")
     return Reasoning(
         text="\n".join(texts) if texts else None,
         encrypted=encrypted if isinstance(encrypted, str) else None,
         redacted=encrypted is not None or not texts,
+        **({"other": other} if other else {}),
     )
 
 

@@ -14,7 +14,7 @@ class Tree:
 
     A reply that a later prompt repeats is the same node where role, text, calls and result are equal; reasoning that
     the later prompt leaves out does not make it another one (clients rarely send it back), other reasoning does.
-    A reply in a prompt that is no known node is context that somebody else wrote there: copied, author `model`.
+    A reply in a prompt that is no known node there is copied context; unless the policy said just that, author `model`.
     """
 
     def __init__(self) -> None:
@@ -22,6 +22,7 @@ class Tree:
         self.edges: list[Edge] = []
         self._children: dict[str | None, list[Message]] = {}
         self._ids: set[str] = set()
+        self._said: set[str] = set()  # what the policy is known to have replied
         self.fresh: str | None = None  # id of the first message that the last walk or call added
 
     def add(self, message: Message, parent: str | None) -> str:
@@ -34,6 +35,8 @@ class Tree:
         message.parent = parent
         self.messages.append(message)
         self._children.setdefault(parent, []).append(message)
+        if message.from_policy:
+            self._said.add(repr(_content(message.blocks)))
         return message.id
 
     def walk(self, prompt: Sequence[Message], parent: str | None = None) -> str | None:
@@ -46,7 +49,8 @@ class Tree:
                 continue
             if message.role == "assistant" and message.sampled is None:
                 message.copied = True
-                message.author = "model" if message.author == "policy" else message.author
+                if message.author == "policy" and repr(_content(message.blocks)) not in self._said:
+                    message.author = "model"
             at = self.add(message, at)
             self.fresh = self.fresh or at
         return at

@@ -11,6 +11,7 @@ from typing import Any
 from tracemask.core.finding import Finding
 from tracemask.core.registry import Table
 from tracemask.core.vocab import Fidelity
+from tracemask.trace.fields import Fields
 from tracemask.trace.inputs import InputFile, Layout
 from tracemask.trace.model import Message, Trace
 
@@ -44,10 +45,17 @@ class Context:
     line: int = 1
     findings: list[Finding] = field(default_factory=list)
     notes: Counter[str] = field(default_factory=Counter)
+    unknown: Counter[str] = field(default_factory=Counter)
 
     def where(self, line: int | None = None) -> str:
         """file:line for errors."""
         return f"{self.file.rel}:{self.line if line is None else line}"
+
+    def unused(self, fields: Fields, path: str, known: frozenset[str] = frozenset()) -> None:
+        """Counts what an importer left in an object and does not keep, as unknown fields below `path`."""
+        for key in fields.rest():
+            if key not in known:
+                self.unknown[f"{path}.{key}"] += 1
 
     def default_id(self) -> str:
         """The id of a trace whose source has none: its place below the input root."""

@@ -223,7 +223,10 @@ def _results(step: Fields) -> list[Fields]:
     observation = step.take("observation")
     if observation is None:
         return []
-    results = Fields(observation, step.at("observation")).take_list("results") or []
+    fields = Fields(observation, step.at("observation"))
+    results = fields.take_list("results")
+    if results is None:
+        raise fields.error("results", "missing")
     return [Fields(raw, step.at(f"observation.results[{index}]")) for index, raw in enumerate(results)]
 
 
@@ -249,7 +252,10 @@ def _content(raw: Any, where: str) -> tuple[list[Block], bool]:
         part = Fields(item, f"{where}[{index}]")
         kind = part.take_str("type")
         if kind == "text":
-            blocks.append(Text(text=part.take_str("text") or ""))
+            text = part.take_str("text")
+            if text is None:
+                raise part.error("text", "missing")
+            blocks.append(Text(text=text))
         elif kind in ("image", "audio"):
             source = Fields(part.take("source"), part.at("source"))
             blocks.append(Media(uri=source.take_str("path"), mime=source.take_str("media_type")))

@@ -12,6 +12,8 @@ from tracemask.trace.formats import Context, Format, Head, Line, UnitKind, keep
 from tracemask.trace.model import Block, Media, Message, Opaque, Reasoning, Source, Text, ToolCall, ToolResult, Trace
 from tracemask.trace.tree import Tree
 
+_MESSAGE = frozenset({"id", "type", "role", "model", "content", "usage", "stop_reason", "stop_sequence", "container",
+                      "context_management", "stop_details", "diagnostics"})  # fmt: skip
 _HARNESS = ("<system-reminder>", "<local-command", "<command-", "Caveat:", "[Request interrupted")
 
 
@@ -192,8 +194,11 @@ class _Session:
         model, blocks = head.take_str("model"), list[Block]()
         for line in group:
             blocks.extend(_reply_blocks(line))
+            message = Fields(line.row.get("message"), line.row.at("message"))
+            self.context.unused(message, "message", _MESSAGE)
         if model == "<synthetic>" or first.row.get("isApiErrorMessage"):
-            self.errors.append("".join(block.text for block in blocks if isinstance(block, Text))[:500])
+            said = [block.text if isinstance(block, Text) else str(block.model_dump()) for block in blocks]
+            self.errors.append("".join(said)[:500])
             for line in group:  # the harness's own words, never sent to the model
                 if after is not None:
                     self.last[line.uuid] = after
@@ -218,7 +223,7 @@ class _Session:
         if first.uuid not in self.placed:
             self.place(first)
         lines = self.results[group]
-        order = [part["id"] for line in self.groups[group] for part in line.content
+        order = [part.get("id") for line in self.groups[group] for part in line.content
                  if isinstance(part, dict) and part.get("type") == "tool_use"]  # fmt: skip
         lines = sorted(lines, key=lambda line: order.index(line.call_ids[0]) if line.call_ids[0] in order else len(order))
         at = self.last.get(first.uuid)
@@ -245,8 +250,8 @@ class _Session:
     def parts(self, entry: _Entry) -> list[Fields]:
         message = Fields(entry.row.get("message"), entry.row.at("message"))
         content = message.get("content")
-        if content is None or isinstance(content, str):
-            content = [{"type": "text", "text": content or ""}]
+        if isinstance(content, str):
+            content = [{"type": "text", "text": content}]
         if not isinstance(content, list):
             raise message.error("content", "expected a string or a list of blocks")
         parts = cast("list[Any]", content)
@@ -309,17 +314,18 @@ def _reply_blocks(line: _Entry) -> list[Block]:
         part = Fields(raw, f"{where}.content[{index}]")
         kind = part.take_str("type")
         if kind == "text":
-            blocks.append(Text(text=part.take_str("text") or ""))
+            blocks.append(_given_block(Fields(raw, part.where)))
         elif kind == "thinking":
             text, signature = part.take_str("thinking"), part.take_str("signature")
-            blocks.append(Reasoning(text=text or None, signature=signature, redacted=not text))
+            blocks.append(Reasoning(text=text or None, signature=signature, redacted=not text, **part.rest()))
         elif kind == "redacted_thinking":
             blocks.append(Reasoning(encrypted=part.take_str("data"), redacted=True))
         elif kind == "tool_use":
             name = part.take_str("name")
             if not name:
                 raise part.error("name", "missing")
-            blocks.append(ToolCall(id=part.take_id("id"), name=name, arguments=part.take_dict("input") or {}))
+            arguments = part.take_dict("input")
+            blocks.append(ToolCall(id=part.take_id("id"), name=name, arguments=arguments or {}, **part.rest()))
         elif kind is None:
             raise part.error("type", "missing")
         else:

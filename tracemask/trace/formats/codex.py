@@ -14,6 +14,7 @@ from tracemask.trace.responses import CALLS, OUTPUTS, call_block, content_blocks
 from tracemask.trace.tree import Tree
 
 _TYPES = {"session_meta", "response_item", "turn_context", "compacted", "event_msg"}
+_ITEM = frozenset({"type", "id", "status", "phase", "metadata", "namespace", "success", "execution", "end_turn"})
 _HARNESS = ("<environment_context>", "<user_instructions>", "# AGENTS.md instructions", "<permissions instructions>",
             "<turn_aborted>", "<INSTRUCTIONS>", "<collaboration_mode>", "<skills_instructions>")  # fmt: skip
 
@@ -116,6 +117,12 @@ class _Session:
     def item(self, item: Fields, number: int, created: str | None = None) -> None:
         """One response item: joins the open reply, or is a message of its own."""
         kind = item.get("type")
+        self.one_item(item, kind, number, created)
+        if isinstance(kind, str) and kind in ("message", "reasoning", *CALLS, *OUTPUTS):
+            self.context.unused(item, f"{kind}", _ITEM)
+
+    def one_item(self, item: Fields, kind: Any, number: int, created: str | None) -> None:
+        """Places the item in the context."""
         if kind == "message":
             self.message(item, number, created)
         elif kind == "reasoning":
@@ -135,7 +142,10 @@ class _Session:
 
     def message(self, item: Fields, number: int, created: str | None) -> None:
         role = item.take_str("role")
-        blocks = content_blocks(item.take("content"), item.at("content"))
+        content = item.take("content")
+        if content is None:
+            raise item.error("content", "missing")
+        blocks = content_blocks(content, item.at("content"))
         if role == "assistant":
             self.reply(number, created).blocks.extend(blocks)
         elif role in ("user", "developer", "system"):
@@ -190,6 +200,8 @@ class _Session:
         for message in self.tree.messages[first:]:
             if summary and message.role != "assistant" and summary in message.text():
                 message.author = "model"
+        if summary and not any(summary in message.text() for message in self.tree.messages[first:]):
+            self.context.notes["a compaction summary that its replacement_history does not hold"] += 1
         self.open, self.copied = None, copied
 
     def rebuilt(self, summary: str) -> list[dict[str, Any]]:

@@ -157,7 +157,7 @@ def read_verl(value: Any, context: Context) -> Iterable[Trace]:
         "",
     )
     scores = row.take("token_level_scores") or row.take("token_level_rewards")
-    reward = row.take_number("score") if scores is None else float(sum(scores))
+    reward = row.take_number("score") if scores is None else _total(scores, "token_level_scores")
     messages = _prompt(row.take("raw_prompt"), "raw_prompt")
     group = row.take_id("uid")
     return [Trace(id=row.take_id("request_id") or context.default_id(), group_id=group, reward=reward,

@@ -13,6 +13,7 @@ from tracemask.core.vocab import Fidelity
 from tracemask.trace.chat import arguments_of
 from tracemask.trace.fields import Fields
 from tracemask.trace.formats import Context, Format, Head, UnitKind, keep
+from tracemask.trace.inputs import Layout
 from tracemask.trace.model import Block, Media, Message, Opaque, Reasoning, Reward, Source, Text, ToolCall, ToolResult, Trace
 from tracemask.trace.parse import loads, replace_surrogates
 from tracemask.trace.tree import Tree
@@ -32,7 +33,9 @@ def sniff(head: Head) -> str | None:
 
 def read(value: Any, context: Context) -> Iterable[Trace]:
     """One archive, one trace a sample and epoch, samples in order of their names."""
-    with zipfile.ZipFile(value) as archive:
+    if context.file.layout is not Layout.ARCHIVE or value != context.file.path:
+        raise TraceError("TM911", what="expected an .eval archive", fix="Inspect's .json logs: `inspect log convert`")
+    with zipfile.ZipFile(context.file.path) as archive:
         names = [name for name in archive.namelist() if name.startswith("samples/") and name.endswith(".json")]
         start = "header.json" if "header.json" in archive.namelist() else "_journal/start.json"
         header = _load(archive, start, context)

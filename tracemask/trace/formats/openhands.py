@@ -18,6 +18,22 @@ from tracemask.trace.parse import loads, replace_surrogates
 from tracemask.trace.tree import Tree
 
 
+_SAID = ("message", "run", "run_ipython", "read", "write", "edit", "browse", "browse_interactive", "delegate", "finish",
+         "reject", "think", "task_tracking", "call_tool_mcp")  # fmt: skip
+_EVENT = frozenset({"id", "timestamp", "source", "message", "extras", "cause", "llm_metrics", "tool_call_metadata",
+                    "args", "content", "timeout", "success", "action", "action_id", "llm_response_id", "security_risk",
+                    "sender", "activated_skills", "activated_microagents", "extended_content", "critic_result",
+                    "thinking_blocks", "responses_reasoning_item", "summary", "tool_call", "tool_name", "tool_call_id",
+                    "observation", "forgotten_event_ids", "forgotten_events_start_id", "forgotten_events_end_id",
+                    "summary_offset", "llm_message", "dynamic_context", "dynamic_context_content", "tools"})  # fmt: skip
+_CALL = frozenset({"function_name", "total_calls_in_response"})
+_RESPONSE = frozenset({"created", "model", "object", "system_fingerprint", "usage", "service_tier", "prompt_logprobs",
+                       "prompt_token_ids", "kv_transfer_params"})  # fmt: skip
+_MESSAGE = frozenset({"role", "content", "reasoning_content", "tool_calls", "tool_call_id", "name", "thinking_blocks",
+                      "responses_reasoning_item", "function_call", "provider_specific_fields", "cache_enabled",
+                      "vision_enabled", "function_calling_enabled", "force_string_serializer"})  # fmt: skip
+
+
 def sniff(head: Head) -> str | None:
     """A folder `events` of JSON files, or records with `source` and `action`, `observation` or an SDK `kind`."""
     if head.layout is Layout.FOLDER:
@@ -45,8 +61,8 @@ def read(value: Any, context: Context) -> Iterable[Trace]:
 
 
 def _events(value: Any, context: Context) -> list[Fields]:
-    if isinstance(value, str):
-        folder = Path(value)
+    if context.file.layout is Layout.FOLDER:
+        folder = Path(context.file.path)
         paths = sorted((path for path in folder.iterdir() if path.suffix == ".json"), key=_number)
         found: list[Fields] = []
         for path in paths:
@@ -87,12 +103,12 @@ class _Conversation:
         """One event of either generation."""
         name = event.take_id("id") or f"e{len(self.view)}"
         if event.get("action") == "condensation" or event.get("kind") in ("Condensation", "CondensationEvent"):
-            args = event if event.has("kind") else Fields(event.take("args") or {}, event.at("args"))
-            self.condense(args, name)
+            self.condense(event if event.has("kind") else self.args(event), name)
         elif event.has("kind"):
             self.sdk(event, name)
         else:
             self.legacy(event, name)
+        self.context.unused(event, "event", _EVENT)
 
     # ---- events of the SDK (kind)
 
@@ -116,6 +132,7 @@ class _Conversation:
             self.context.notes[f"event {kind!r} is not part of the context"] += 1
 
     def message(self, chat: dict[str, Any], name: str, source: str | None, where: str) -> Message:
+        self.context.unused(Fields(chat, where), "message", _MESSAGE)
         allowed = ("role", "content", "reasoning_content", "tool_calls", "tool_call_id", "name")
         raw = {key: chat[key] for key in allowed if chat.get(key) is not None}
         content = raw.get("content")
@@ -160,9 +177,13 @@ class _Conversation:
 
     # ---- events of the older app (action, observation)
 
+    def args(self, event: Fields) -> Fields:
+        """The arguments of an action. Raises TraceError TM911 where it has none."""
+        return Fields(event.take("args"), event.at("args"))
+
     def legacy(self, event: Fields, name: str) -> None:
         source, action = event.take_str("source"), event.take_str("action")
-        args = Fields(event.take("args") or {}, event.at("args"))
+        args = self.args(event) if action is not None else Fields({}, event.where)
         meta = event.take("tool_call_metadata")
         if action == "system":
             self.append(name, Message(id=name, role="system", author="harness", blocks=[_text(args.get("content"))]))
@@ -185,15 +206,18 @@ class _Conversation:
             call = Fields(meta, args.at("tool_call_metadata"))
             self.calls[name] = call.take_id("tool_call_id") or ""
             response = Fields(call.take("model_response") or {}, call.at("model_response"))
+            self.context.unused(call, "tool_call_metadata", _CALL)
             identity = response.take_id("id")
             if identity is not None and identity == self.group:
                 return  # another call of the same reply
             choices = response.take_list("choices") or []
-            if choices and isinstance(choices[0], dict) and isinstance(choices[0].get("message"), dict):
-                self.append(name, self.message(choices[0]["message"], name, "agent", response.at("choices[0]")))
+            self.context.unused(response, "model_response", _RESPONSE)
+            if choices:
+                choice = Fields(choices[0], response.at("choices[0]"))
+                self.append(name, self.message(choice.take_dict("message") or {}, name, "agent", choice.at("message")))
                 self.group = identity
                 return
-        if action in ("change_agent_state", "recall", "null"):
+        if action not in _SAID:
             self.context.notes[f"event {action!r} is not part of the context"] += 1
             return
         self.stop = "finish" if action == "finish" else self.stop

@@ -12,7 +12,7 @@ from tracemask.trace.fields import Fields
 from tracemask.trace.formats import Context, Format, Head, UnitKind, keep
 from tracemask.trace.model import Block, Message, Source, Text, Trace
 from tracemask.trace.responses import CALLS, OUTPUTS, call_block, content_blocks, output_block, reasoning_block
-from tracemask.trace.tree import Tree
+from tracemask.trace.tree import Tree, same
 
 _CHAT_KEYS = {"role", "content", "tool_calls", "tool_call_id", "name", "reasoning_content", "reasoning", "thinking"}
 
@@ -96,8 +96,13 @@ def _steps(tree: Tree, row: Fields, context: Context) -> None:
         if after is None or not isinstance(after, dict) or cast("dict[str, Any]", after).get("query") is None:
             at = _observed(tree, observation, at, index)
         keep(reply, step.rest())
+    history = row.take_list("history") or []
+    for index, raw in enumerate(history if steps else []):
+        entry = _message(Fields(raw, f"history[{index}]"), index, f"h{index}")
+        if not any(same(known, entry) for known in tree.messages):
+            context.notes["a history entry that is in no step's query"] += 1
     if not steps:
-        tree.walk(_prompt(row.get("history") or [], "history", 0))
+        tree.walk(_prompt(history, "history", 0))
 
 
 def _observed(tree: Tree, observation: str | None, at: str, index: int) -> str:
@@ -111,7 +116,8 @@ def _observed(tree: Tree, observation: str | None, at: str, index: int) -> str:
 def _history_replies(row: Fields) -> list[Message]:
     """The policy's entries of `history`, in order: only there tool calls are whole."""
     found: list[Message] = []
-    for index, raw in enumerate(row.get("history") or []):
+    history = row.get("history")
+    for index, raw in enumerate(cast("list[Any]", history) if isinstance(history, list) else []):
         entry = Fields(raw, f"history[{index}]")
         if entry.get("role") == "assistant" and not entry.get("is_demo"):
             found.append(_message(entry, index, f"h{index}"))

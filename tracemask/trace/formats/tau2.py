@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, cast
+from typing import Any
 
 from tracemask.core.errors import TraceError
 from tracemask.core.vocab import Fidelity
@@ -54,16 +54,16 @@ def _simulation(run: Fields, info: dict[str, Any], context: Context, index: int)
         stop=stop,
         truncated=True if stop in _LIMITS else None,
         source=Source(format="tau2"),
-        extra=run.rest() | {"agent": (info.get("agent_info") or {}).get("llm")},
+        extra=run.rest() | {"agent": Fields(info.get("agent_info") or {}, "info.agent_info").get("llm")},
     )
 
 
 def _append(messages: list[Message], entry: Fields, position: int, context: Context) -> None:
     """What the agent saw or said; the simulator's own tool use is in another context and is left out, counted."""
     role = entry.get("role")
-    several = entry.take("tool_messages")
+    several = entry.take_list("tool_messages")
     if several is not None:
-        for number, raw in enumerate(cast("list[Any]", several)):
+        for number, raw in enumerate(several):
             _append(messages, Fields(raw, entry.at(f"tool_messages[{number}]")), position, context)
         return
     if role == "tool" and entry.get("requestor") == "user" or role == "user" and entry.get("tool_calls"):

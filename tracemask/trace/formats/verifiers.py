@@ -14,7 +14,7 @@ from tracemask.trace.formats.openai import tools_from
 from tracemask.trace.model import EdgeKind, Message, Reward, Sampled, Source, Span, Trace
 from tracemask.trace.sampled import build_sampled, ids_from, logprobs_from
 from tracemask.trace.scalars import trace_scalars
-from tracemask.trace.tree import Tree
+from tracemask.trace.tree import Tree, same
 
 _TOKEN_COLUMNS = {"reference_logprobs": "ref_logprob", "trainer_logprobs": "trainer_logprob", "entropies": "entropy",
                   "advantages": "advantage"}  # fmt: skip
@@ -271,7 +271,10 @@ def _legacy(row: Fields, context: Context) -> Trace:
     """Each step states its whole prompt: equal prefixes are shared, rewritten history forks."""
     tree = Tree()
     previous: str | None = None
-    for index, raw in enumerate(row.take_list("trajectory") or []):
+    steps = row.take_list("trajectory")
+    if not steps:
+        raise row.error("trajectory", "missing or empty", fix="results were saved without their steps: read them as openai")
+    for index, raw in enumerate(steps):
         step = Fields(raw, f"trajectory[{index}]")
         prompt = _side(step, "prompt")
         completion = _side(step, "completion")
@@ -290,11 +293,21 @@ def _legacy(row: Fields, context: Context) -> Trace:
         previous = at
         for message in completion[1:]:
             at = tree.walk([message], at)
-    for key in ("prompt", "completion", "messages"):
-        row.take(key)
+    for key in ("prompt", "completion"):
+        for message in _whole(row, key):
+            if not any(same(known, message) for known in tree.messages):
+                context.notes[f"a message of `{key}` that no step of the trajectory holds"] += 1
     tools = tools_from(row)
     scalars = trace_scalars(row, default_id=context.default_id())
     return tree.trace(tools=tools, source=Source(format="verifiers", version="legacy"), extra=row.rest(), **scalars)
+
+
+def _whole(row: Fields, key: str) -> list[Message]:
+    """The row's own prompt or completion, which repeats the steps."""
+    side = row.take(key)
+    if isinstance(side, str):
+        side = [{"role": "user" if key == "prompt" else "assistant", "content": side}]
+    return messages_from_chat(side or [], where=key, clean=False)
 
 
 def _side(step: Fields, key: str) -> list[Message]:
