@@ -86,7 +86,7 @@ def independent_ref_kl(a: dict[str, Tensor]) -> Tensor:
 
 def independent_sapo(a: dict[str, Tensor]) -> Tensor:
     r = (a["lp"] - a["old"]).exp()
-    tau = torch.where(a["advantage"] > 0, 1.0, 1.05).double()
+    tau = torch.tensor([1.0 if x > 0 else 1.05 for x in a["advantage"].tolist()], dtype=torch.float64)
     return -a["advantage"] / (1 + torch.exp(-tau * (r - 1))) * 4 / tau
 
 

@@ -98,7 +98,8 @@ def sapo(lp: Tensor, given: TermInputs, *, tau_pos: float = 1.0, tau_neg: float 
     """−A·σ(τ(r−1))·4/τ, τ by the sign of A: a soft gate in place of the clip (SAPO)."""
     advantage = given.need("advantage")
     ratio, slope, capped = capped_exp(lp - given.need("old"), given.cap)
-    tau = torch.where(advantage > 0, tau_pos, tau_neg).to(lp.dtype)
+    # not where(…, tau_pos, tau_neg): two Python numbers would be rounded to float32
+    tau = torch.full_like(lp, tau_neg).masked_fill_(advantage > 0, tau_pos)
     gate = torch.sigmoid(tau * (ratio - 1))
     # σ(x)·σ(−x), not σ·(1−σ): the difference is 0 in float32 long before its product with the slope is
     bend = gate * torch.sigmoid(-tau * (ratio - 1))
