@@ -27,6 +27,7 @@ from tracemask.store.schema import FORMAT_VERSION, Profile, make_metadata
 from tracemask.store.summary import Summary
 from tracemask.store.writer import ShardWriter
 from tracemask.trace.authors import AuthorRules
+from tracemask.trace.invariants import findings
 from tracemask.trace.reading import OnError, Unit, inputs, read_units
 
 if TYPE_CHECKING:
@@ -143,14 +144,12 @@ def _write_units(work: Work, units: list[Unit], writer: ShardWriter, skipped: li
         for trace in unit.traces:
             try:
                 samples = next(rendered) if rendered is not None else renderer.render(trace)
-                rows = []
-                for sample in samples:
-                    if extra:
-                        sample = replace(sample, findings=[*extra, *sample.findings])
-                        extra = []
-                    rows.append(of_sample(sample, trace))
-                if not rows:
+                if not samples:
                     raise StoreError("TM904", what="the trace renders to no tokens", fix="remove it")
+                noted = [*extra, *findings(trace), *samples[0].findings]
+                samples[0] = replace(samples[0], findings=noted)
+                rows = [of_sample(sample, trace) for sample in samples]
+                extra = []
             except TracemaskError as error:
                 faults.append(_placed(error, trace.id, trace.source.path if trace.source else None, unit.line))
                 continue
@@ -178,22 +177,34 @@ class _Run:
     receipts: dict[str, Receipt] = field(default_factory=dict)
     reused: int = 0
 
-    def take(self, receipt: Receipt, *, reused: bool = False) -> None:
+    def through(self, work: Work, engine: Callable[[list[Range]], Iterator[Receipt]]) -> list[Receipt]:
+        """The receipts of all ranges: those that an earlier run left, and the engine's for the rest."""
+        folder = open_folder(work.out)
+        for span in self.ranges:
+            done = valid_receipt(folder, span.name, plan=work.plan, span=(span.start, span.stop))
+            if done is not None:
+                self.reused += 1
+                self._take(done)
+        for receipt in engine([span for span in self.ranges if span.name not in self.receipts]):
+            self._take(receipt)
+        return [self.receipts[span.name] for span in self.ranges]
+
+    def _take(self, receipt: Receipt) -> None:
         self.receipts[receipt.name] = receipt
-        self.reused += reused
-        if self.progress is not None:
-            done = list(self.receipts.values())
-            self.progress(
-                Progress(
-                    done=sum(one.range[1] - one.range[0] for one in done),
-                    total=self.ranges[-1].stop,
-                    shards=len(done),
-                    reused=self.reused,
-                    rows=sum(one.counts.rows for one in done),
-                    tokens=sum(one.counts.tokens for one in done),
-                    skipped=sum(len(one.skipped) for one in done),
-                )
+        if self.progress is None:
+            return
+        done = list(self.receipts.values())
+        self.progress(
+            Progress(
+                done=sum(one.range[1] - one.range[0] for one in done),
+                total=self.ranges[-1].stop,
+                shards=len(done),
+                reused=self.reused,
+                rows=sum(one.counts.rows for one in done),
+                tokens=sum(one.counts.tokens for one in done),
+                skipped=sum(len(one.skipped) for one in done),
             )
+        )
 
 
 def convert(
@@ -231,14 +242,7 @@ def convert(
     described = describe(files)
     every = rows_per_shard or units_per_shard(files, described, shard_bytes=shard_bytes)
     metadata = render_metadata(render.build(), profile=profile)
-    config: dict[str, Any] = {
-        "store": FORMAT_VERSION,
-        "renderer": render.build().fingerprint,
-        "profile": Profile(profile).value,
-        "units_per_shard": every,
-        "authors": rules.to_json() if rules is not None else None,
-        "strict": strict,
-    }
+    config = _config(render, Profile(profile), every, rules, strict)
     plan = fingerprint([one.model_dump() for one in described], config)
     ranges = cut(files, every=every, plan=plan)
     if not ranges:
@@ -247,33 +251,41 @@ def convert(
     run = _Run(ranges, progress)
     with locked(folder, force=force):
         prepare(folder, plan=plan, force=force)
-        for span in ranges:
-            if (receipt := valid_receipt(folder, span.name, plan=plan, span=(span.start, span.stop))) is not None:
-                run.take(receipt, reused=True)
-        todo = [span for span in ranges if span.name not in run.receipts]
-        for receipt in run_engine(work, todo, workers):
-            run.take(receipt)
-        receipts = [run.receipts[span.name] for span in ranges]
+        receipts = run.through(work, lambda todo: run_engine(work, todo, workers))
         if not any(receipt.counts.rows for receipt in receipts):
             remove_dataset(folder)
             raise _nothing(files[0].rel, receipts)
         manifest = finish(folder, plan=plan, receipts=receipts, metadata=metadata, config=config, inputs=described)
-    return Summary.of(
-        manifest, out=out, format=files[0].format, why=files[0].why, reused=run.reused, max_skipped=max_skipped
-    )
+    how = {"format": files[0].format, "why": files[0].why}
+    return Summary.of(manifest, out=out, reused=run.reused, max_skipped=max_skipped, **how)
+
+
+def _config(
+    render: RenderConfig, profile: Profile, every: int, rules: AuthorRules | None, strict: bool
+) -> dict[str, Any]:
+    """What besides the inputs decides the bytes; not workers, engine or tokenizer backend."""
+    return {
+        "store": FORMAT_VERSION,
+        "renderer": render.build().fingerprint,
+        "profile": profile.value,
+        "units_per_shard": every,
+        "authors": None if rules is None else rules.to_json(),
+        "strict": strict,
+    }
 
 
 def render_metadata(renderer: Renderer, *, profile: Profile | str = Profile.FAST) -> dict[str, Any]:
-    """What shards say about the renderer that made them."""
+    """What shards say about the renderer that made them. invariants: the trace's own faults are in `findings`."""
     from tracemask.render.renderer import RENDERER_VERSION
 
-    return make_metadata(
+    made = make_metadata(
         tokenizer_sha256=renderer.tokenizer.sha256,
         vocab_size=renderer.tokenizer.size,
         template_sha256=hashlib.sha256(renderer.template.source.encode()).hexdigest(),
         renderer_version=RENDERER_VERSION,
         profile=profile,
     )
+    return {**made, "invariants": 1}
 
 
 def _check_options(workers: int, rows: int | None, shard_bytes: int, max_skipped: int, on_error: str) -> None:
