@@ -393,6 +393,25 @@ def test_a_sampler_and_a_trainer_meet_in_a_folder(data: str, tmp_path: Path) -> 
         train(config(str(folder), tmp_path / "run", **{**options, "steps": 4}))
 
 
+def test_counting_after_rejection_divides_by_the_tokens_that_are_left(data: str, tmp_path: Path) -> None:
+    """However the step is cut into micro-batches: the count is the step's."""
+    rl = {"term": "dppo", "options": {"low": 0.001, "high": 0.001}}
+    recipe = {"name": "late", "advantage": {"estimator": "group_mean"}}
+    late = {"name": "token_mean", "count": "after_rejection"}
+    values = []
+    for tokens in (60, 4000):
+        for normalizer in ("sum", late):
+            components = {"rl": {**rl, "normalizer": normalizer}}
+            out = tmp_path / f"{tokens}-{len(values)}"
+            settings = config(data, out, recipe={**recipe, "components": components}, tokens_per_batch=tokens, steps=1)
+            result = train(settings)
+            values.append((result.metrics["loss/rl"], result.metrics))
+    for (total, metrics), (mean, _) in (values[:2], values[2:]):
+        left = metrics["selected/rl"] * (1 - metrics["rl/masked"])
+        assert 0 < left < metrics["selected/rl"]
+        assert mean == pytest.approx(total / round(left), rel=1e-5)
+
+
 def _observe(into: list[StepReport]) -> Callable[[StepReport], None]:
     return into.append
 

@@ -16,7 +16,7 @@ from tracemask.core.errors import TrainError
 from tracemask.core.finding import Finding, Severity
 from tracemask.loss.batch import Batch
 from tracemask.recipe import Recipe
-from tracemask.recipe.advantage import Advantages, compute
+from tracemask.recipe.advantage import compute, for_step
 from tracemask.recipe.step import LaidRow, Step, lay_step
 from tracemask.store.pack import PACKING_VERSION, Overlong, cut
 from tracemask.store.permutation import Permutation
@@ -150,7 +150,7 @@ class Loader:
         laid = lay_step(
             self.recipe,
             rows,
-            self._advantages_of(everywhere),
+            for_step(self.recipe, self.scalars, self.advantages, everywhere),
             reduce=self.world.add_int,
             policy_version=version,
             token_bytes=self.token_bytes,
@@ -173,16 +173,6 @@ class Loader:
                     groups.setdefault(laid[rollout.rows[0]].group, []).append(needed)
         trees = [tree for group in groups.values() for tree in self._grown(group)]
         return fill(trees, budget=self.policy.tokens_per_batch)
-
-    def _advantages_of(self, rows: list[int]) -> Advantages:
-        """The dataset's advantages; where the estimator compares a whole batch, those of this step's rows."""
-        spec = self.recipe.advantage
-        if spec.estimator != "batch" and spec.whiten != "batch":
-            return self.advantages
-        part = compute(self.recipe, {name: [column[row] for row in rows] for name, column in self.scalars.items()})
-        values, reason, rewards = (getattr(self.advantages, name).copy() for name in ("values", "reason", "rewards"))
-        values[rows], reason[rows], rewards[rows] = part.values, part.reason, part.rewards
-        return replace(self.advantages, values=values, reason=reason, rewards=rewards)
 
     def _facts(self, rows: list[int], trees: list[Tree]) -> dict[str, float]:
         first = {int(self.advantages.rollout[row]): row for row in reversed(rows)}

@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -29,7 +30,7 @@ from tracemask.train.dry_run import Plan, plan_run
 from tracemask.train.follow import Follower
 from tracemask.train.loader import Loaded, Loader, Policy, rows_of
 from tracemask.train.metrics import JsonLines, Pairs, TensorBoard, add, means
-from tracemask.train.step import Work, read_logprobs
+from tracemask.train.step import Work, count_kept, read_logprobs
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.float32, "float64": torch.float64}  # of parameters and batches
 
@@ -315,15 +316,27 @@ def padded(loader: Loader, loaded: Loaded) -> list[Work]:
 def accumulate(module: nn.Module, works: list[Work], world: World) -> Pairs:
     """Backward over all micro-batches: gradients become the step's own, over all ranks. Returns this rank's metrics."""
     pairs: Pairs = {}
+    counts = _kept(module, works, world)
     undo = float(world.size) if is_ddp(module) else 1.0
     for at, work in enumerate(works):
         with no_sync(module, last=at == len(works) - 1):
-            total, output = module(work, entropy=True)
+            total, output = module(work, entropy=True, counts=counts)
             (total * undo).backward()
         add(pairs, output.metrics)
         add(pairs, {f"{name}/max": (value, 1.0) for name, value in output.maxima.items()})
         add(pairs, {f"loss/{name}": (one.value, 0.0) for name, one in output.components.items()})
     return pairs
+
+
+def _kept(module: nn.Module, works: list[Work], world: World) -> dict[str, float] | None:
+    """Denominators of components that count after rejection: one log-prob pass, one all-reduce. Others: None."""
+    recipe: Recipe = getattr(module, "module", module).recipe
+    late = [name for name, one in recipe.components.items() if one.normalizer.count == "after_rejection"]
+    if not late:
+        return None
+    kept = [count_kept(module, work) for work in works]
+    total = world.add_int(np.asarray([sum(one[name] for one in kept) for name in late], np.int64))
+    return {name: float(max(1, count)) for name, count in zip(late, total.tolist(), strict=True)}
 
 
 def _dump(config: TrainConfig) -> dict[str, Any]:
