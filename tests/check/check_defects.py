@@ -684,8 +684,7 @@ def mixed_group(clean: Clean) -> Planted:
 
 
 def with_advantages(clean: Clean) -> list[Row]:
-    mean = {row.scalars["group_id"]: np.mean([one.scalars["reward"] for one in clean.rows
-                                              if one.scalars["group_id"] == row.scalars["group_id"]]) for row in clean.rows}  # fmt: skip
+    mean = {f"task-{k}": np.mean([row.scalars["reward"] for row in grouped(clean, k)]) for k in range(10)}
     return [told(row, advantage=row.scalars["reward"] - mean[row.scalars["group_id"]]) for row in clean.rows]
 
 
@@ -826,8 +825,8 @@ def too_long(clean: Clean) -> Planted:
     expected: set[Key] = {("TM602", i, limit) for i, n in enumerate(lengths) if n > limit}
     assert longest in {row for _, row, _ in expected}
     settings = Settings(options=Options(max_tokens=limit))
-    return Planted(Rows([row for row in clean.rows if len(row) <= limit]), Rows(clean.rows), expected, settings=settings,
-                   gone=set())  # fmt: skip
+    good = [row for row in clean.rows if len(row) <= limit]
+    return Planted(Rows(good), Rows(clean.rows), expected, settings=settings)
 
 
 @plants("TM603")

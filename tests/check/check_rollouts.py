@@ -51,7 +51,8 @@ def conversation(rng: random.Random, i: int) -> list[dict[str, Any]]:
             for _ in range(1 + step)
         ]
         messages.append({"role": "tool", "tool_call_id": f"call{i:04d}{step}", "content": "\n".join(lines)})
-    answer = f"The {ship} leaves at {rng.randrange(24):02d}:{rng.randrange(60):02d}, {rng.choice(NOTES)} (run {i}). {TAILS[i % 5]}"
+    time = f"{rng.randrange(24):02d}:{rng.randrange(60):02d}"
+    answer = f"The {ship} leaves at {time}, {rng.choice(NOTES)} (run {i}). {TAILS[i % 5]}"
     messages.append(
         {"role": "assistant", "content": answer, "reasoning_content": reasoning(f"the board for {ship} says so")}
     )
@@ -81,8 +82,8 @@ def clean(tokenizer: Any, *, template: Any = None, n: int = 50, exact: bool = Tr
 def _trace(messages: list[dict[str, Any]], i: int, tools: bool) -> Trace:
     reward = float(i % 5 in (0, 3))
     return Trace.from_messages(
-        messages, tools=TOOLS if tools else None, id=f"run-{i:03d}", group_id=f"task-{i // 5}", task_id=f"task-{i // 5}",
-        attempt=i % 5, reward=reward,
+        messages, tools=TOOLS if tools else None, id=f"run-{i:03d}", group_id=f"task-{i // 5}",
+        task_id=f"task-{i // 5}", attempt=i % 5, reward=reward,
     )  # fmt: skip
 
 

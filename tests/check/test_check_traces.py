@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 
 import pytest
-
 from check_make import SMALL, Rows
 from check_rollouts import TOOLS
+
 from tracemask.check.config import Settings
 from tracemask.check.runner import Session, check_dataset
 from tracemask.check.sources import check_paths
@@ -112,7 +112,10 @@ def test_a_reply_that_forks_for_its_render_is_position_dependent(tokenizer):
 
 
 def test_tools_that_the_template_ignores_are_found(tokenizer):
-    template = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    template = (
+        "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+        "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    )
     rows = rendered(Renderer(tokenizer, template=template), [USER, ANSWER], tools=TOOLS)
     assert of_rows(rows, tokenizer) == {("TM112", 0, None)}
 

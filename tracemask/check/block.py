@@ -28,8 +28,8 @@ def per_token(name: str) -> bool:
 class Block:
     """`rows` as flat arrays of length N = their tokens; row i of the block is [offsets[i], offsets[i + 1]).
 
-    path: the dataset that findings name; default each row's shard. A row whose columns differ in length has no tokens here and stands in `ragged`. Columns that only some rows have
-    are present with the column's neutral value elsewhere (NaN, 0, -1) and `lacks[column]` names the rows without it.
+    path: the dataset that findings name; default each row's shard. A row whose columns differ in length has no tokens
+    here and stands in `ragged`. Where only some rows have a column, the others hold its neutral value (NaN, 0, −1).
     """
 
     def __init__(self, rows: list[Row], *, shards: list[str] | None = None, path: str | None = None) -> None:

@@ -1,4 +1,4 @@
-"""Settings of a run: from tracemask.toml or [tool.tracemask.check], overridden by the command line. Knows no dataset."""
+"""Settings of a run: from tracemask.toml or [tool.tracemask.check], then the command line. Knows no dataset."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The shape of turns in ids: openers by role, stops, separators, learned by probing a chat template. Knows no dataset."""
+"""The shape of turns in ids: openers, stops, separators, learned by probing a chat template. Knows no dataset."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def learn(lens: Lens, render: Render) -> Grammar | None:
     if not all(any(_marks(lens, i) for i in opener.ids) for opener in openers):
         return None
     tail = to_last[to_last.rfind(header) + len(header) :] if header in to_last else ""
-    stops: frozenset[int] = frozenset([*lens.tokenizer.stop_ids, *([] if stop is None else [stop])])
+    stops: frozenset[int] = lens.stops | (set() if stop is None else {stop})
     return Grammar(
         openers=tuple(sorted(set(openers), key=lambda opener: (-len(opener.ids), opener.ids))),
         stops=stops,
@@ -115,7 +115,7 @@ def _known(lens: Lens, shape: str, names: tuple[str, ...], stop: str, separator:
     assert stop_id is not None
     return Grammar(
         openers=tuple(sorted(openers, key=lambda opener: (-len(opener.ids), opener.ids))),
-        stops=frozenset([*lens.tokenizer.stop_ids, stop_id]),
+        stops=lens.stops | {stop_id},
         reply_stop=stop_id,
         separator=tuple(lens.encode(separator)) if separator else (),
         think=_think(lens),
@@ -205,7 +205,7 @@ def _tool_openers(lens: Lens, render: Render, first: set[int]) -> list[Opener]:
     if text is None or text.count(_RESULT) != 1:
         return []
     ids = lens.encode(text[: text.find(_RESULT)])
-    last = max((i for i, token in enumerate(ids) if token in lens.tokenizer.stop_ids), default=-1)
+    last = max((i for i, token in enumerate(ids) if token in lens.stops), default=-1)
     found = ids[last + 1 :][_blanks(lens, ids[last + 1 :]) :]
     out = _begin(lens, Role.TOOL, found, first, last=True)
     if not out and found and _marks(lens, found[0]):

@@ -70,12 +70,18 @@ class Lens:
     @cached_property
     def stop(self) -> np.ndarray:
         """stop[size] bool: ids that end a turn according to the tokenizer's folder."""
-        return self._flags(self.tokenizer.stop_ids)
+        return self._flags(self.stops)
 
     @cached_property
     def replacement(self) -> np.ndarray:
         """replacement[size] bool: the id's bytes hold U+FFFD."""
         return self._flags([i for i, raw in enumerate(self._bytes) if b"\xef\xbf\xbd" in raw])
+
+    @cached_property
+    def stops(self) -> frozenset[int]:
+        """Ids that end a turn according to the tokenizer's folder."""
+        found: list[int] = list(self.tokenizer.stop_ids)  # type: ignore[arg-type]
+        return frozenset(found)
 
     @property
     def bos(self) -> int | None:

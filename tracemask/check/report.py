@@ -1,4 +1,4 @@
-"""What a run found: groups of findings with one cause, what was skipped and why, and the exit code. Knows no dataset."""
+"""What a run found: groups of findings with one cause, what was skipped and why, the exit code. Knows no dataset."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ class Report:
 
     @property
     def failed(self) -> bool:
-        """A group at or above `fail_on` that is not tolerated, a required rule that was skipped, an unreadable record."""
+        """A group at or above `fail_on` and not tolerated, a required rule that was skipped, an unreadable record."""
         worst = any(group.severity.rank <= self.settings.fail_on.rank and not group.tolerated for group in self.groups)
         return worst or bool(self.unreadable) or any(skip.required for skip in self.skipped)
 
@@ -99,7 +99,8 @@ class Report:
         """A plain dict: schemas/finding.v1.schema.json. examples: findings per group, default all that were kept."""
         return {
             "version": VERSION,
-            "dataset": {"path": self.path, "kind": self.kind, "rows": self.rows, "tokens": self.tokens, "traces": self.traces},
+            "dataset": {"path": self.path, "kind": self.kind, "rows": self.rows, "tokens": self.tokens,
+                        "traces": self.traces},
             "exit_code": self.exit_code,
             "counts": {each.value: self.count(each) for each in Severity},
             "groups": [_group(group, examples) for group in self.groups],

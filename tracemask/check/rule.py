@@ -1,4 +1,4 @@
-"""What a rule is: a decorated function with a code, declared needs and a docstring that is its page. Knows no dataset."""
+"""What a rule is: a decorated function with a code, needs, and a docstring that is its page. Knows no dataset."""
 
 from __future__ import annotations
 

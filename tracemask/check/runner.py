@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tracemask.check.baseline import Baseline, content_hash, key
@@ -19,7 +20,6 @@ from tracemask.core.errors import StoreError, UsageError
 if TYPE_CHECKING:
     from tracemask.render.template import Template
     from tracemask.render.tokenizer import Tokenizer
-    from tracemask.store.reader import Dataset
     from tracemask.store.row import Row
 
 
@@ -47,7 +47,9 @@ def check_dataset(
     for trace in traces:
         session.trace(trace)
     paths = getattr(opened, "paths", ())
-    for block in blocks(_rows(opened), tokens=settings.block_tokens, path=paths[0] if len(paths) == 1 else None):
+    for block in blocks(
+        _rows(opened, session.bad_row), tokens=settings.block_tokens, path=paths[0] if len(paths) == 1 else None
+    ):
         session.block(block)
     return session.report()
 
@@ -153,6 +155,15 @@ class Session:
         self.ran.add(error.code)
         return self._close()
 
+    def bad_row(self, error: StoreError, row: int) -> None:
+        """A row that cannot be read: a finding where a rule is about it, else a line among the unreadable."""
+        self.rows += 1
+        if error.code in self.collector.rules:
+            self.ran.add(error.code)
+            self._take([Finding(error.code, error.what, Place(path=self.path or None, row=row))], None)
+        else:
+            self.unreadable.append(str(error))
+
     def _close(self) -> Report:
         settings = self.settings
         groups = self.collector.ordered(settings.tolerance, total=self.rows)
@@ -171,7 +182,9 @@ class Session:
             unused_ignores=tuple(selector for selector in settings.ignore if selector not in used),
             stale_baseline=self.baseline.stale,
             traces=self.traces,
-            notes=tuple(f"{code} noted when the log was read: {count} times" for code, count in sorted(self.notes.items())),
+            notes=tuple(
+                f"{code} noted when the log was read: {count} times" for code, count in sorted(self.notes.items())
+            ),
             unreadable=tuple(self.unreadable),
         )
 
@@ -211,6 +224,8 @@ class Session:
         row = finding.place.row
         if row is None:
             return None
+        if finding.code == "TM501" and where is None:
+            return f"row {row}"
         block, hashes = where if where is not None else (None, {})
         if row not in hashes:
             source = next((each for each in block.rows if each.index == row), None) if block is not None else None
@@ -232,13 +247,17 @@ def chosen_rules(settings: Settings) -> list[Rule]:
 
 
 _NOTED = frozenset({"TM104", "TM105", "TM110"})  # rules about traces that convert applies to what it reads
-_AS_FINDINGS = frozenset({"TM501", "TM506", "TM508"})  # what a rule states about files, not a reason to give up
+_AS_FINDINGS = frozenset({"TM506", "TM508"})  # what a rule states about files, not a reason to give up
 
 
 def _open(dataset: Any, settings: Settings) -> Any:
     from os import PathLike
 
-    if isinstance(dataset, (str, PathLike)):
+    paths = [dataset] if isinstance(dataset, (str, PathLike)) else dataset
+    if isinstance(paths, list) and paths and all(isinstance(path, (str, PathLike)) for path in paths):
+        for path in paths:
+            if Path(path).is_file() and not Path(path).stat().st_size:
+                raise UsageError("TM904", where=str(path), what="the file is empty", fix="give a dataset with rows")
         from tracemask.store.reader import open_dataset
 
         try:
@@ -257,15 +276,23 @@ def _path_of(dataset: Any) -> str:
     return "" if not isinstance(dataset, str) else dataset
 
 
-def _rows(dataset: Dataset | Iterable[Row]) -> Iterator[tuple[Row, str]]:
+def _rows(dataset: Any, bad_row: Callable[[StoreError, int], None]) -> Iterator[tuple[Row, str]]:
+    """The rows of a dataset or an iterable, with their shard; a row that cannot be read is told and left out."""
     sources = getattr(dataset, "sources", None)
     if sources is None:
         for row in dataset:
             yield row, ""
         return
-    for k, source in enumerate(sources):
-        for row in dataset.rows_of_shard(k):  # type: ignore[union-attr]
-            yield row, source.where
+    index = 0
+    for source in sources:
+        for i in range(source.rows):
+            try:
+                row = source.row(i, index=index)
+            except StoreError as error:
+                bad_row(error, index)
+            else:
+                yield row, source.where
+            index += 1
 
 
 def _tokenizer(tokenizer: Any) -> Tokenizer | None:

@@ -95,7 +95,7 @@ def matches(block: Block, places: np.ndarray, wanted: tuple[int, ...]) -> np.nda
 
 
 def infer_authors(block: Block, turns: Turns, grammar: Grammar) -> np.ndarray:
-    """author[N] by turns: replies up to their stop are the policy's, tool turns the environment's, openers the renderer's."""
+    """author[N] by turns: replies with their stop are policy, tool turns environment, openers renderer."""
     author = np.full(len(block), Author.RENDERER, dtype=np.uint8)
     by_role = {
         Role.ASSISTANT: Author.POLICY,
@@ -125,7 +125,7 @@ def infer_authors(block: Block, turns: Turns, grammar: Grammar) -> np.ndarray:
 class Votes:
     """Each trained span's vote: how far the mask lies right of where the ids say (−2…2; NOWHERE abstains).
 
-    start, end: the span, flat. head: by the turn's opener. tail: by its stop. touches: the span ends where its row ends.
+    start, end: the span, flat. head: by the turn's opener. tail: by its stop. touches: it ends where its row ends.
     """
 
     start: np.ndarray

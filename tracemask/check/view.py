@@ -181,7 +181,7 @@ class View:
 
     def _ends_turns(self, token: int) -> bool:
         grammar = self.run.grammar
-        stops = grammar.stops if grammar is not None else self.lens.tokenizer.stop_ids
+        stops = grammar.stops if grammar is not None else self.lens.stops
         reply = grammar.reply_stop if grammar is not None else None
         return token == reply if reply is not None else token in stops
 
@@ -202,7 +202,7 @@ class View:
 
     @cached_property
     def known(self) -> np.ndarray:
-        """known[N] bool: tokens whose author is stored, or lies in a turn; what stands before a row's first opener is not."""
+        """known[N] bool: the author is stored, or the token lies in a turn: not before its row's first opener."""
         if self.stored_authors:
             return np.ones(len(self.block), dtype=bool)
         first = self.block.offsets[1:].copy()

@@ -28,9 +28,11 @@ def render(report: Report) -> str:
     return (
         f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><meta http-equiv="Content-Security-Policy" '
         f'content="{policy}"><meta name="viewport" content="width=device-width"><title>tracemask check</title>'
-        f"<style>{_STYLE}</style></head><body><h1>tracemask check</h1><p><code>{escape(neutral(report.path))}</code></p>"
+        f"<style>{_STYLE}</style></head><body><h1>tracemask check</h1>"
+        f"<p><code>{escape(neutral(report.path))}</code></p>"
         f"<p>{escape(summary(report))}</p><table><thead><tr><th>rule</th><th>rows</th><th>what</th></tr></thead>"
-        f"<tbody>{rows}</tbody></table><h2>Not run</h2><table><thead><tr><th>rule</th><th>name</th><th>missing</th></tr>"
+        f"<tbody>{rows}</tbody></table><h2>Not run</h2>"
+        f"<table><thead><tr><th>rule</th><th>name</th><th>missing</th></tr>"
         f"</thead><tbody>{skipped}</tbody></table></body></html>\n"
     )
 

@@ -50,7 +50,8 @@ def _case(groups: list[Group], report: Report) -> tuple[list[str], int]:
         lines = [line for group in failing for line in group_lines(group, report)]
         kind = "error" if failing[0].severity is Severity.ERROR else failing[0].severity.name.lower()
         body.append(
-            f"<failure message={quoteattr(_valid(lines[0]))} type={quoteattr(kind)}>{escape(_valid(chr(10).join(lines)))}</failure>"
+            f"<failure message={quoteattr(_valid(lines[0]))} type={quoteattr(kind)}>"
+            f"{escape(_valid(chr(10).join(lines)))}</failure>"
         )
     others = [line for group in groups if group not in failing for line in group_lines(group, report)]
     if others:

@@ -1,4 +1,4 @@
-"""Text that is safe in a terminal, a log or an annotation: no control characters, no direction marks. Knows no report."""
+"""Text that is safe in a terminal, a log, an annotation: no control characters or direction marks. Knows no report."""
 
 from __future__ import annotations
 

@@ -59,7 +59,8 @@ def _ignores(report: Report) -> Iterator[str]:
     for selector, count in sorted(report.ignored.items()):
         yield f"ignored {selector} ({neutral(str(report.settings.ignore[selector]))}): {plural(count, 'finding')}"
     for selector in report.unused_ignores:
-        yield f"unused ignore {selector} ({neutral(str(report.settings.ignore[selector]))}): nothing to ignore, remove it"
+        reason = neutral(str(report.settings.ignore[selector]))
+        yield f"unused ignore {selector} ({reason}): nothing to ignore, remove it"
     if report.suppressed:
         yield f"{plural(report.suppressed, 'finding')} known to the baseline"
     if report.stale_baseline:

@@ -67,7 +67,7 @@ def prompt_trained(view: View) -> Iterator[Finding]:
     **Why it is bad.** None of it was sampled. A header in the loss also takes the place of the first real token when
     the prompt was measured without the generation prompt.
 
-    **Example.** The completion starts at `<|im_start|>assistant\\n`: three header tokens and an empty think block train.
+    **Example.** The completion starts at `<|im_start|>assistant\\n`: three header tokens and an empty think block.
 
     **How to fix.** Measure the prompt with `add_generation_prompt=True`, or mask by author.
 

@@ -181,7 +181,8 @@ def noncanonical_context(view: View) -> Iterator[Finding]:
         at = first_difference(view, run)
         late = run.end == block.offsets[row + 1] and run.end - at <= TAIL
         yield block.finding(
-            "TM203", row, f"context ids are not the tokenizer's own split ({cause})", token=at - int(block.offsets[row]),
+            "TM203", row, f"context ids are not the tokenizer's own split ({cause})",
+            token=at - int(block.offsets[row]),
             severity=INFO if late else None, cause=cause, tokens=int(mismatched(view, run).sum()),
         )  # fmt: skip
 

@@ -115,8 +115,10 @@ def special_pattern(lens: Lens) -> re.Pattern[bytes] | None:
     heads: dict[bytes, list[bytes]] = {}
     for name in names:
         heads.setdefault(name[:2], []).append(name[2:])
-    parts = [re.escape(head) + b"(?:" + b"|".join(re.escape(rest) for rest in sorted(rests, key=len, reverse=True)) + b")"
-             for head, rests in sorted(heads.items())]  # fmt: skip
+    parts = []
+    for head, rests in sorted(heads.items()):
+        longest_first = sorted(rests, key=len, reverse=True)
+        parts.append(re.escape(head) + b"(?:" + b"|".join(map(re.escape, longest_first)) + b")")
     return re.compile(b"|".join(parts))
 
 

@@ -179,8 +179,8 @@ def ragged_group(view: View) -> Iterator[Finding]:
     **What it does.** Compares task ids and the ids before the first sampled token within each group. Different prompts
     under one task id are a warning only: some harnesses write paths or times into the prompt.
 
-    **Why it is bad.** The mean reward of a group is the baseline of its members. Over different tasks it is no baseline,
-    and easy tasks are rewarded for being easy.
+    **Why it is bad.** The mean reward of a group is the baseline of its members. Over different tasks it is none, and
+    easy tasks are rewarded for being easy.
 
     **Example.** A flat batch of 64 rows cut into groups of 8 after a filter removed one row.
 

@@ -55,12 +55,12 @@ def support_mismatch(view: View) -> Iterator[Finding]:
     places = np.flatnonzero(stray)
     if not len(places):
         return
-    missing = np.bincount(
-        view.block.row_of[view.trained & np.isnan(view.block.logprob)],
-        minlength=len(view.block.rows),  # type: ignore[arg-type]
-    )
+    values = view.block.logprob
+    assert values is not None
+    missing = np.bincount(view.block.row_of[view.trained & np.isnan(values)], minlength=len(view.block.rows))
     for row, token, count in view.block.first_per_row(places):
-        text = f"{count} log-prob{'s' if count > 1 else ''} outside the mask, {int(missing[row])} trained tokens without one"
+        many = "s" if count > 1 else ""
+        text = f"{count} log-prob{many} outside the mask, {int(missing[row])} trained tokens without one"
         yield view.block.finding("TM401", row, text, token=token, stray=count, missing=int(missing[row]))
 
 

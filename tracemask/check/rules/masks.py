@@ -27,7 +27,7 @@ def all_masked(view: View) -> Iterator[Finding]:
 
     **How to fix.** `tracemask convert` takes the mask from provenance and needs no markers; or fix the template.
 
-    **Limits.** A rollout without any reply is masked rightly; it is still reported, because it should not be in the data.
+    **Limits.** A rollout without any reply is masked rightly; it is reported all the same: it should not be there.
     """
     block = view.block
     assert view.mask is not None

@@ -151,7 +151,7 @@ def other_stop(view: View) -> Iterator[Finding]:
     if not len(start):
         return
     last = end - 1
-    stops = view.grammar.stops if view.run.grammar is not None else lens.tokenizer.stop_ids
+    stops = view.grammar.stops if view.run.grammar is not None else lens.stops
     flagged = lens.special[view.safe[last]] & ~np.isin(block.ids[last], list(stops))
     flagged &= ~view.upset[block.row_of[last]]
     if view.author is not None:

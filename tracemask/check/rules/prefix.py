@@ -17,7 +17,7 @@ from tracemask.check.view import View
 class Branches:
     """The ids of the current trace's rows by branch: rows of a trace stand next to each other."""
 
-    trace: str | None = None
+    trace: object = None
     ids: dict[int, np.ndarray] = field(default_factory=dict)
 
 

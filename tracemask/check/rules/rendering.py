@@ -25,7 +25,7 @@ def template_drops_text(view: View) -> Iterator[Finding]:
     **Why it is bad.** The policy is trained on a conversation that did not take place: a tool call vanishes, or the
     reasoning of a reply is gone while its reward stays.
 
-    **Example.** A tool call on a template that knows no tools; Qwen3's reasoning in a conversation without a user message.
+    **Example.** A tool call on a template without tools; Qwen3's reasoning in a conversation without a user message.
 
     **How to fix.** Use a template that prints the field, `history="auto"` so that a reply gets a row of its own, or log
     the sampled ids, which are never dropped.
@@ -207,8 +207,6 @@ def _date_marks(run: Run) -> tuple[bytes, int] | None:
 
 
 def _learn_dates(run: Run) -> tuple[bytes, int] | None:
-    from os.path import commonprefix
-
     from tracemask.core.errors import TracemaskError
     from tracemask.render.template import Template
 
@@ -222,11 +220,19 @@ def _learn_dates(run: Run) -> tuple[bytes, int] | None:
             texts.append(probe.render([{"role": "user", "content": "Zyqub"}]).text)
         except TracemaskError:
             return None
-    head = len(commonprefix(texts))
-    tail = len(commonprefix([text[head:][::-1] for text in texts]))
+    head = _same(*texts)
+    tail = _same(*[text[head:][::-1] for text in texts])
     length = len(texts[0]) - head - tail
     before = texts[0][max(head - 24, 0) : head]
     start = before.rfind("\n") + 1
     if length <= 0 or not before[start:].strip():
         return None
     return before[start:].encode(), length
+
+
+def _same(left: str, right: str) -> int:
+    """Length of the longest common prefix."""
+    n = 0
+    while n < min(len(left), len(right)) and left[n] == right[n]:
+        n += 1
+    return n

@@ -93,11 +93,6 @@ class Pairs:
     """Sums over trained tokens that have both log-probs, and how their difference is spread."""
 
     n: int = 0
-    sx: float = 0.0
-    sy: float = 0.0
-    sxx: float = 0.0
-    sxy: float = 0.0
-    syy: float = 0.0
     below: int = 0  # stored lower than the model's by more than noise
     above: int = 0  # stored higher by more than noise
     over: float = 0.0
@@ -120,8 +115,6 @@ def tally(view: View) -> Pairs:
     assert stored is not None
     y, x = stored[on].astype(np.float64), score_of(view)[on].astype(np.float64)
     seen.n += len(x)
-    seen.sx, seen.sy = seen.sx + x.sum(), seen.sy + y.sum()
-    seen.sxx, seen.sxy, seen.syy = seen.sxx + x @ x, seen.sxy + x @ y, seen.syy + y @ y
     gap = y - x
     seen.below += int((gap < -NOISE).sum())
     seen.above += int((gap > NOISE).sum())

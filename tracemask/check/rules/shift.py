@@ -124,7 +124,7 @@ def first_token_dropped(view: View) -> Iterator[Finding]:
 
     **Why it is bad.** The first token decides how a reply begins (a tool call or an answer); it is never trained.
 
-    **Example.** Log-probs of a reply computed from the reply alone have none for its first token, and the mask followed.
+    **Example.** Log-probs computed from the reply alone have none for its first token, and the mask followed.
 
     **How to fix.** Compute log-probs with the prompt in front; train from the first sampled token.
 
@@ -208,7 +208,7 @@ def tokens_after_stop(view: View) -> Iterator[Finding]:
 
     **How to fix.** Cut the turn at its first stop, or split it into two turns.
 
-    **Limits.** Stops are the tokenizer's and the generation configuration's, and what the template writes after replies.
+    **Limits.** Stops are the tokenizer's, the generation configuration's, and what the template writes after replies.
     """
     yield from recorded(view, "TM317")
     if view.run.grammar is None:

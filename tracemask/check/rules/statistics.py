@@ -130,7 +130,7 @@ def low_precision(view: View) -> Iterator[Finding]:
 
     **How to fix.** Compute log-softmax in float32 and store float32.
 
-    **Limits.** Needs 256 log-probs. Says nothing of a model that runs in bfloat16 with a float32 softmax, which is fine.
+    **Limits.** Needs 256 log-probs. A model in bfloat16 with a float32 softmax is fine and not seen.
     """
     values = view.block.logprob
     assert values is not None

@@ -94,8 +94,8 @@ def first_token_weighted(view: View) -> Iterator[Finding]:
 
     **What it does.** Looks at token 0 of each row: in the mask, or with weight in any component.
 
-    **Why it is bad.** No token stands before it, so nothing predicts it. Trainers drop it silently or, worse, predict it
-    from the end of the row packed before it. Ours zeroes it and counts it.
+    **Why it is bad.** No token stands before it, so nothing predicts it. Trainers drop it silently or predict it from
+    the end of the row packed before it. Ours zeroes it and counts it.
 
     **Example.** A mask that marks the whole text of a pre-training row.
 
