@@ -173,7 +173,7 @@ def _import(unit: Unit, kind: Format, value: Any, context: Context, authors: Aut
         field_path, reason = first_problem(error)
         unit.error = TraceError("TM911", where=f"{context.where()}:{field_path}", what=reason,
                                 fix="see `tracemask schema trace`")  # fmt: skip
-    except (AttributeError, IndexError, KeyError, TypeError) as error:
+    except (AttributeError, IndexError, KeyError, RecursionError, TypeError) as error:
         # Strangers' logs hold what no importer foresaw: one such unit is refused and counted, the run goes on.
         unit.error = TraceError("TM911", where=context.where(), what=f"the importer did not expect this: {error!r}"[:300],
                                 fix="report it with the record")  # fmt: skip

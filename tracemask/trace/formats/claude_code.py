@@ -163,9 +163,11 @@ class _Session:
     def boundary(self, entry: _Entry) -> _Entry | None:
         """The compact boundary that the entry follows directly, through lines without messages."""
         at = self.entries.get(entry.parent or "")
-        while at is not None and at.type not in ("user", "assistant"):
+        walked: set[str] = set()
+        while at is not None and at.type not in ("user", "assistant") and at.uuid not in walked:
             if at.row.get("subtype") == "compact_boundary":
                 return at
+            walked.add(at.uuid)
             at = self.entries.get(at.parent or "")
         return None
 
