@@ -90,7 +90,7 @@ def _settings(config: str | None, shards: list[str] | None, values: dict[str, An
     from tracemask_cli.dataset import columns_option
 
     rank = values.pop("lora_rank")
-    values["lora"] = None if rank is None else {"rank": rank, "alpha": 2.0 * rank}
+    values["lora"] = None if rank is None else {"rank": rank, "alpha": 2 * rank}
     values["columns"] = columns_option(values["columns"])
     values["data"] = shards or None
     return TrainConfig.load(config, **values)

@@ -224,7 +224,8 @@ def check_flex(device: torch.device) -> None:
             torch.randn(1, 2, plan.size, 64, generator=torch_generator, device=device).requires_grad_()
             for _ in range(3)
         ]
-        out, _ = attend(torch.nn.Identity(), *parts, None, plan=plan)
+        query, key, value = parts
+        out, _ = attend(torch.nn.Identity(), query, key, value, None, plan=plan)
         results.append([out, *torch.autograd.grad(out.square().sum(), parts)])
     worst = max(float((one - two).abs().max() / one.abs().max()) for one, two in zip(*results, strict=True))
     if not worst < 1e-2:

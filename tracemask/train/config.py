@@ -36,7 +36,7 @@ class Lora(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     rank: int = Field(default=16, ge=1)
-    alpha: float = 32.0
+    alpha: int = Field(default=32, ge=1)
     dropout: float = Field(default=0.0, ge=0.0, lt=1.0)
     targets: list[str] | Literal["all-linear"] = "all-linear"
 

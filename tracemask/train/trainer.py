@@ -330,7 +330,7 @@ def accumulate(module: nn.Module, works: list[Work], world: World) -> Pairs:
 
 def _kept(module: nn.Module, works: list[Work], world: World) -> dict[str, float] | None:
     """Denominators of components that count after rejection: one log-prob pass, one all-reduce. Others: None."""
-    recipe: Recipe = getattr(module, "module", module).recipe
+    recipe: Any = getattr(module, "module", module).recipe
     late = [name for name, one in recipe.components.items() if one.normalizer.count == "after_rejection"]
     if not late:
         return None
