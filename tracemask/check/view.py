@@ -215,7 +215,7 @@ class View:
         """Authors come from the dataset."""
         return "author" in self.block.names
 
-    @property
+    @cached_property
     def policy(self) -> np.ndarray:
         """policy[N] bool; only for rules that need S."""
         assert self.author is not None

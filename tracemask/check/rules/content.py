@@ -87,15 +87,14 @@ def special_as_text(view: View) -> Iterator[Finding]:
     if pattern is None or not len(view.block):
         return
     raw, offsets = view.raw
-    ordinary = view.ordinary
-    places = []
-    for match in pattern.finditer(raw):
-        at = int(np.searchsorted(offsets, match.start(), side="right")) - 1
-        end = int(np.searchsorted(offsets, match.end(), side="left"))
-        same_row = view.block.row_of[at] == view.block.row_of[end - 1]
-        if same_row and ordinary[at:end].all() and not view.wrong_vocabulary[view.block.row_of[at]]:
-            places.append(at)
-    yield from view.block.each("TM208", np.array(places, dtype=np.int64), "{n} special token{s} spelled as text")
+    spans = np.array([match.span() for match in pattern.finditer(raw)], dtype=np.int64).reshape(-1, 2)
+    at = np.searchsorted(offsets, spans[:, 0], side="right") - 1
+    end = np.searchsorted(offsets, spans[:, 1], side="left")
+    plain = np.concatenate([[0], np.cumsum(view.ordinary)])
+    row_of = view.block.row_of
+    spelled = (plain[end] - plain[at] == end - at) & (row_of[at] == row_of[np.maximum(end, 1) - 1])
+    places = at[spelled & ~view.wrong_vocabulary[row_of[at]]]
+    yield from view.block.each("TM208", places, "{n} special token{s} spelled as text")
 
 
 def _special_pattern(view: View) -> re.Pattern[bytes] | None:
