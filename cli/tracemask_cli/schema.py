@@ -10,7 +10,7 @@ SCHEMAS = {
     "trace": "tracemask.trace:schema",
     "recipe": "tracemask.recipe.schema:recipe_schema",
     "manifest": "tracemask.store.manifest:schema",
-    "finding": "tracemask.core.finding:schema",
+    "finding": "tracemask.check.schema:schema",
 }
 
 

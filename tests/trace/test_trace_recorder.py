@@ -1,0 +1,116 @@
+"""The recorder: what was finished is on disk, whatever happens next."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tracemask.core.errors import TraceError
+from tracemask.core.vocab import Fidelity
+from tracemask.trace import read_traces
+from tracemask.trace.jsonl import Arrays
+from tracemask.trace.recorder import Recorder
+
+ASK = [{"role": "user", "content": "q"}]
+
+
+def vllm(text: str, ids: list[int], prompt: list[int], **choice: Any) -> dict[str, Any]:
+    content = [{"token": "x", "logprob": -0.5} for _ in ids]
+    return {
+        "model": "policy-1",
+        "prompt_token_ids": prompt,
+        "choices": [{"message": {"role": "assistant", "content": text, "tool_calls": None}, "token_ids": ids,
+                     "logprobs": {"content": content}, "finish_reason": "stop", **choice}],
+    }  # fmt: skip
+
+
+class Response:
+    """What a client library returns: an object with model_dump."""
+
+    def __init__(self, value: dict[str, Any]) -> None:
+        self.value = value
+
+    def model_dump(self) -> dict[str, Any]:
+        return self.value
+
+
+@pytest.mark.parametrize("arrays", list(Arrays))
+def test_calls_of_one_rollout_become_one_exact_trace(tmp_path: Path, arrays: Arrays) -> None:
+    recorder = Recorder(tmp_path / "log.jsonl", arrays=arrays)
+    with recorder.rollout(id="r", group_id="g", attempt=3) as rollout:
+        rollout.call(ASK, vllm("a", [3, 4], [1, 2]), temperature=1.0)
+        rollout.call([*ASK, {"role": "assistant", "content": "a"}, {"role": "user", "content": "more"}],
+                     Response(vllm("b", [6], [1, 2, 3, 4, 5])))  # fmt: skip
+        rollout.add({"role": "user", "content": "thanks"})
+        rollout.reward = 0.5
+    (trace,) = read_traces(tmp_path / "log.jsonl")
+    assert [message.text() for message in trace.messages] == ["q", "a", "more", "b", "thanks"]
+    assert (trace.fidelity, trace.reward, trace.attempt) == (Fidelity.EXACT, 0.5, 3)
+    first = trace.messages[1].sampled
+    assert first is not None
+    assert (first.token_ids, first.logprobs, first.prompt_ids) == ([3, 4], [-0.5, -0.5], [1, 2])
+    assert first.temperature == 1.0
+
+
+def test_sglang_meta_info_and_token_id_strings_are_understood(tmp_path: Path) -> None:
+    sglang = {"choices": [{"message": {"content": "a"}, "meta_info": {"output_token_logprobs": [[-0.25, 9, "a"]]}}]}
+    strings = {"choices": [{"message": {"content": "b"}, "logprobs": {"content": [{"token": "token_id:7", "logprob": -1.0}]}}]}
+    with Recorder(tmp_path / "log.jsonl").rollout(id="r") as rollout:
+        rollout.call(ASK, sglang)
+        rollout.call([{"role": "user", "content": "other"}], strings, edge="compaction")
+    (trace,) = read_traces(tmp_path / "log.jsonl")
+    assert [(m.sampled.token_ids, m.sampled.logprobs) for m in trace.messages if m.sampled] == [([9], [-0.25]), ([7], [-1.0])]
+    assert [(edge.kind, edge.at, edge.to) for edge in trace.edges] == [("compaction", "m0", trace.messages[2].id)]
+
+
+def test_a_half_written_line_costs_only_itself(tmp_path: Path) -> None:
+    path = tmp_path / "log.jsonl"
+    recorder = Recorder(path)
+    for name in ("a", "b"):
+        with recorder.rollout(id=name) as rollout:
+            rollout.call(ASK, vllm("x", [1], [0]))
+        if name == "a":
+            with path.open("ab") as file:
+                file.write(b'{"schema_version": "1.0", "id": "died he')
+    reading = read_traces(path)
+    assert [trace.id for trace in reading] == ["a", "b"]
+    assert [error.where for error in reading.skipped] == ["log.jsonl:2"]
+
+
+def test_an_exception_is_recorded_and_goes_on(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError, match="engine"), Recorder(tmp_path / "log.jsonl").rollout(id="r") as rollout:
+        rollout.call(ASK, vllm("x", [1], [0], finish_reason="length"))
+        raise RuntimeError("engine is gone")
+    (trace,) = read_traces(tmp_path / "log.jsonl")
+    assert trace.errors == ["RuntimeError: engine is gone"]
+    assert trace.truncated is True
+
+
+def test_a_response_that_does_not_fit_is_a_coded_error(tmp_path: Path) -> None:
+    recorder = Recorder(tmp_path / "log.jsonl")
+    for response, code in (({}, "TM911"), (vllm("x", [1], [0], logprobs={"content": []}), "TM101")):
+        with pytest.raises(TraceError, match=code), recorder.rollout(id="r") as rollout:
+            rollout.call(ASK, response)
+
+
+def _record(path: str, worker: int) -> None:
+    recorder = Recorder(path)
+    for number in range(20):
+        with recorder.rollout(id=f"{worker}-{number}") as rollout:
+            rollout.call(ASK, vllm("long " * 2000, list(range(50)), [0]))
+
+
+def test_many_processes_may_append_to_one_file(tmp_path: Path) -> None:
+    path = str(tmp_path / "log.jsonl")
+    context = multiprocessing.get_context("fork")
+    workers = [context.Process(target=_record, args=(path, worker)) for worker in range(3)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join(60)
+    ids = [json.loads(line)["id"] for line in Path(path).read_text().splitlines()]
+    assert sorted(ids) == sorted(f"{w}-{n}" for w in range(3) for n in range(20))
