@@ -35,6 +35,15 @@ class Died(Exception):
         self.why = why
 
 
+def _packed(job: tuple[Any, ...]) -> bytes | RenderError:
+    try:
+        return pack_request(job)
+    except RenderError as error:
+        return error
+    except RecursionError:
+        return RenderError("TM922", what="a conversation is nested too deeply", fix="flatten it")
+
+
 class Worker:
     """One warm process. Thread-safe: one conversation with it at a time. A template that kills it gets TM922; the next
     request finds a new one."""
@@ -52,14 +61,17 @@ class Worker:
 
     def render(self, key: str, definition: Definition, jobs: Sequence[tuple[Any, ...]]) -> list[Outcome]:
         """One outcome for each job, in order; `key` identifies the definition."""
+        packed = [_packed(job) for job in jobs]
+        sent = [each for each in packed if isinstance(each, bytes)]
         outcomes: list[Outcome] = []
         with self._lock:
-            while len(outcomes) < len(jobs):
+            while len(outcomes) < len(sent):
                 try:
-                    self._guarded(definition[1], lambda: self._run(key, definition, jobs[len(outcomes) :], outcomes))
+                    self._guarded(definition[1], lambda: self._run(key, definition, sent[len(outcomes) :], outcomes))
                 except RenderError as error:
                     outcomes.append(error)
-        return outcomes
+        answers = iter(outcomes)
+        return [next(answers) if isinstance(each, bytes) else each for each in packed]
 
     def close(self) -> None:
         """End the process."""
@@ -106,7 +118,7 @@ class Worker:
             raise outcome
         return number
 
-    def _run(self, key: str, definition: Definition, jobs: Sequence[tuple[Any, ...]], outcomes: list[Outcome]) -> None:
+    def _run(self, key: str, definition: Definition, jobs: Sequence[bytes], outcomes: list[Outcome]) -> None:
         self._send(("render", self._number(key, definition), list(jobs)))
         for _ in jobs:
             outcome = self._receive()
@@ -120,13 +132,28 @@ class Worker:
             root = str(Path(__file__).resolve().parents[2])
             path = os.pathsep.join([root, *(each for each in sys.path if each)])
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "tracemask.render.worker"],
+                [sys.executable, "-P", "-m", "tracemask.render.worker"],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
                 bufsize=0,
                 env={"PYTHONPATH": path, "PYTHONHASHSEED": "0", "LC_ALL": "C.UTF-8", "PYTHONDONTWRITEBYTECODE": "1"},
             )
+            self._await_start()
         return self._process
+
+    def _await_start(self) -> None:
+        """The worker says that its limits are in place; where it cannot, no template is to blame."""
+        try:
+            self._read(HEADER.size)
+        except Died as death:
+            self.close()
+            raise RenderError(
+                "TM921",
+                where="template worker",
+                what=f"the process in which templates run cannot start: {death.why}",
+                fix='run on Linux with the same Python, or pass sandbox="inline" for a template you trust',
+            ) from None
 
     def _send(self, request: Any) -> None:
         body = pack_request(request)
@@ -150,7 +177,8 @@ class Worker:
             raise Died("its answer cannot be read") from None
 
     def _cause(self) -> str:
-        process = self._started()
+        process = self._process
+        assert process is not None, "it was just read from"
         try:
             code = process.wait(timeout=5.0)
         except subprocess.TimeoutExpired:
@@ -160,12 +188,13 @@ class Worker:
         return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit status {code}"
 
     def _read(self, count: int) -> bytes:
-        pipe = self._started().stdout
-        assert pipe is not None, "opened with the process"
+        pipe = self._process.stdout if self._process is not None else None
+        assert pipe is not None, "opened before anything is read"
+        waiting = select.poll()
+        waiting.register(pipe, select.POLLIN)
         parts: list[bytes] = []
         while count:
-            ready, _, _ = select.select([pipe], [], [], ANSWER_SECONDS)
-            if not ready:
+            if not waiting.poll(ANSWER_SECONDS * 1000):
                 raise Died(f"no answer within {ANSWER_SECONDS:.0f} s")
             part = os.read(pipe.fileno(), min(count, 1 << 20))
             if not part:

@@ -22,10 +22,15 @@ LENGTH = struct.Struct("<I")
 
 def bound_process() -> None:
     """Take away what rendering never needs. Called once, after every import."""
-    resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
-    resource.setrlimit(resource.RLIMIT_NOFILE, (16, 16))
+    for kind, limit in (
+        (resource.RLIMIT_AS, MEMORY),
+        (resource.RLIMIT_CORE, 0),
+        (resource.RLIMIT_FSIZE, 0),
+        (resource.RLIMIT_NOFILE, 16),
+    ):
+        hard = resource.getrlimit(kind)[1]
+        most = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
+        resource.setrlimit(kind, (most, most))
 
 
 def start_clock() -> None:
@@ -33,7 +38,8 @@ def start_clock() -> None:
     signal.setitimer(signal.ITIMER_PROF, CPU_SECONDS)
     usage = resource.getrusage(resource.RUSAGE_SELF)
     seconds = int(usage.ru_utime + usage.ru_stime + CPU_SECONDS) + 2
-    resource.setrlimit(resource.RLIMIT_CPU, (seconds, resource.RLIM_INFINITY))
+    hard = resource.getrlimit(resource.RLIMIT_CPU)[1]
+    resource.setrlimit(resource.RLIMIT_CPU, (seconds if hard == resource.RLIM_INFINITY else min(seconds, hard), hard))
 
 
 def stop_clock() -> None:
@@ -88,6 +94,7 @@ def main() -> None:
     gc.set_threshold(50_000)  # a render makes many small objects and no cycles
     engines: dict[int, Engine] = {}
     bound_process()
+    write(HEADER.pack(DONE, 0, 0, 0, 0))
     while True:
         (length,) = LENGTH.unpack(read(LENGTH.size))
         verb, *rest = unpack_request(read(length))
@@ -100,7 +107,7 @@ def main() -> None:
         number, jobs = rest
         for job in jobs:
             start_clock()
-            answer = rendered(engines[number], job)
+            answer = rendered(engines[number], unpack_request(job))
             stop_clock()
             write(answer)
 

@@ -93,6 +93,16 @@ def test_an_object_in_a_message_is_refused_with_its_place(both: tuple[Template, 
         both[1].render([{"role": "user", "content": "x", "extra": object()}])
 
 
+def test_a_job_that_cannot_be_sent_leaves_the_others_of_its_batch_alone(both: tuple[Template, Template]) -> None:
+    deep: list[Any] = []
+    for _ in range(5000):
+        deep = [deep]
+    chats = [[{"role": "user", "content": "x", "extra": extra}] for extra in (1, object(), 2, deep, 3)]
+    outcomes = both[1].render_many([Job(chat) for chat in chats])
+    texts = [each.text if isinstance(each, RenderedText) else each.code for each in outcomes]
+    assert texts == ["<s><user>x1", "TM911", "<s><user>x2", "TM922", "<s><user>x3"]
+
+
 def test_many_renders_in_one_trip_are_those_of_one_trip_each(both: tuple[Template, Template]) -> None:
     jobs = [Job([{"role": "user", "content": str(number)}], None, number % 2 == 0) for number in range(200)]
     together = both[1].render_many(jobs)
