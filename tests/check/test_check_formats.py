@@ -1,0 +1,218 @@
+"""Output formats: their published shapes, their safety, and that they say the same thing."""
+
+from __future__ import annotations
+
+import json
+import re
+import xml.etree.ElementTree as ET
+from pathlib import Path
+
+import pytest
+
+from check_defects import PLANTERS
+from check_make import SMALL, Foreign, Rows, foreign
+from check_rollouts import clean
+from tracemask.check.config import Settings, Tolerance
+from tracemask.check.finding import Finding, Place, Severity
+from tracemask.check.formats import FORMATS
+from tracemask.check.report import Collector, Report, Skip
+from tracemask.check.rule import all_rules
+from tracemask.check.runner import check_dataset
+from tracemask.check.schema import schema
+from tracemask.render.tokenizer import Tokenizer
+
+ROOT = Path(__file__).parents[2]
+HOSTILE = "a\x1b[31m\u202eb</script><!--&\"'\n\ud800\x00%0A::error::x,y"
+
+# The part of SARIF 2.1.0 (OASIS) that a log with results and rules must follow: required members, names, enumerations.
+_TEXT = {"type": "object", "required": ["text"], "properties": {"text": {"type": "string"}, "markdown": {"type": "string"}}, "additionalProperties": False}  # fmt: skip # noqa: E501
+_LEVEL = {"enum": ["none", "note", "warning", "error"]}
+SARIF = {
+    "type": "object",
+    "required": ["version", "runs"],
+    "additionalProperties": False,
+    "properties": {
+        "$schema": {"type": "string", "format": "uri"},
+        "version": {"enum": ["2.1.0"]},
+        "runs": {"type": "array", "items": {"$ref": "#/$defs/run"}},
+    },
+    "$defs": {
+        "run": {
+            "type": "object",
+            "required": ["tool"],
+            "additionalProperties": False,
+            "properties": {
+                "tool": {"type": "object", "required": ["driver"], "additionalProperties": False,
+                         "properties": {"driver": {"$ref": "#/$defs/driver"}}},
+                "columnKind": {"enum": ["utf16CodeUnits", "unicodeCodePoints"]},
+                "invocations": {"type": "array", "uniqueItems": True, "items": {"$ref": "#/$defs/invocation"}},
+                "results": {"type": "array", "items": {"$ref": "#/$defs/result"}},
+                "properties": {"type": "object"},
+            },
+        },
+        "driver": {
+            "type": "object",
+            "required": ["name"],
+            "additionalProperties": False,
+            "properties": {
+                "name": {"type": "string"}, "version": {"type": "string"}, "semanticVersion": {"type": "string"},
+                "informationUri": {"type": "string", "pattern": "^https://"},
+                "rules": {"type": "array", "uniqueItems": True, "items": {"$ref": "#/$defs/rule"}},
+            },
+        },
+        "rule": {
+            "type": "object",
+            "required": ["id"],
+            "additionalProperties": False,
+            "properties": {
+                "id": {"type": "string"}, "name": {"type": "string"}, "shortDescription": _TEXT,
+                "fullDescription": _TEXT, "help": _TEXT,
+                "defaultConfiguration": {"type": "object", "additionalProperties": False, "properties": {"level": _LEVEL}},
+            },
+        },
+        "invocation": {
+            "type": "object",
+            "required": ["executionSuccessful"],
+            "additionalProperties": False,
+            "properties": {
+                "executionSuccessful": {"type": "boolean"}, "exitCode": {"type": "integer"},
+                "toolExecutionNotifications": {"type": "array", "items": {
+                    "type": "object", "required": ["message"], "additionalProperties": False,
+                    "properties": {"level": _LEVEL, "message": _TEXT}}},
+            },
+        },
+        "result": {
+            "type": "object",
+            "required": ["message"],
+            "additionalProperties": False,
+            "properties": {
+                "ruleId": {"type": "string"}, "ruleIndex": {"type": "integer", "minimum": -1}, "level": _LEVEL,
+                "message": _TEXT, "locations": {"type": "array", "items": {"$ref": "#/$defs/location"}},
+                "partialFingerprints": {"type": "object", "additionalProperties": {"type": "string"}},
+                "properties": {"type": "object"},
+            },
+        },
+        "location": {
+            "type": "object",
+            "additionalProperties": False,
+            "properties": {"physicalLocation": {
+                "type": "object", "additionalProperties": False, "anyOf": [{"required": ["artifactLocation"]}],
+                "properties": {
+                    "artifactLocation": {"type": "object", "additionalProperties": False,
+                                         "properties": {"uri": {"type": "string", "pattern": "^[!-~]+$"}}},
+                    "region": {"type": "object", "additionalProperties": False, "properties": {
+                        "startLine": {"type": "integer", "minimum": 1}, "startColumn": {"type": "integer", "minimum": 1},
+                        "endColumn": {"type": "integer", "minimum": 1}}},
+                }}},
+        },
+    },
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def report() -> Report:
+    data = clean(Tokenizer.load(SMALL))
+    rows = PLANTERS["TM302"](data).bad
+    return check_dataset(Foreign(rows), tokenizer=data.renderer.tokenizer, template=data.renderer.template)
+
+
+@pytest.fixture(scope="module")
+def hostile() -> Report:
+    collector = Collector(all_rules(), keep=10)
+    place = Place(path=HOSTILE.replace("\ud800", ""), row=3, turn=1, token=9, end=12, id=HOSTILE)
+    collector.add(Finding("TM305", HOSTILE, place, cause=HOSTILE, data={"text": HOSTILE}))
+    settings = Settings(ignore={"TM107": HOSTILE})
+    rule = all_rules()["TM402"]
+    return Report(path="d", kind="foreign", rows=4, tokens=9, groups=collector.ordered({}, total=4),
+                  skipped=[Skip(rule, ("scores",), "score it", required=True)], ran=("TM305",), settings=settings,
+                  unused_ignores=("TM107",), unreadable=(HOSTILE,))  # fmt: skip
+
+
+def test_json_follows_the_published_schema(report):
+    import jsonschema
+
+    published = json.loads((ROOT / "schemas" / "finding.v1.schema.json").read_text())
+    assert published == schema()
+    jsonschema.Draft202012Validator.check_schema(published)
+    jsonschema.validate(json.loads(FORMATS["json"](report)), published)
+
+
+def test_sarif_follows_the_standard_and_points_to_row_and_token(report):
+    import jsonschema
+
+    log = json.loads(FORMATS["sarif"](report))
+    jsonschema.validate(log, SARIF)
+    run = log["runs"][0]
+    results = [result for result in run["results"] if result["ruleId"] == "TM302"]
+    (finding,) = [finding for finding in report.findings if finding.code == "TM302"]
+    region = results[0]["locations"][0]["physicalLocation"]["region"]
+    assert region["startLine"] == finding.place.row + 1 and region["startColumn"] == finding.place.token + 1
+    assert results[0]["level"] == "error" and "shift -1" in results[0]["properties"]["cause"]
+    for result in run["results"]:
+        assert run["tool"]["driver"]["rules"][result["ruleIndex"]]["id"] == result["ruleId"]
+
+
+def test_junit_has_a_case_per_rule_and_its_counts_add_up(report):
+    suites = ET.fromstring(FORMATS["junit"](report))
+    (suite,) = suites
+    cases = list(suite)
+    assert suites.tag == "testsuites" and suite.tag == "testsuite" and {case.tag for case in cases} == {"testcase"}
+    assert {case.get("name").split()[0] for case in cases} == set(all_rules())
+    kinds = [{child.tag for child in case} for case in cases]
+    assert all(kind <= {"failure", "skipped", "system-out"} for kind in kinds)
+    for attribute, tag in (("failures", "failure"), ("skipped", "skipped")):
+        assert int(suite.get(attribute)) == sum(tag in kind for kind in kinds)
+    assert int(suite.get("tests")) == len(cases) and int(suite.get("failures")) == 1
+    for element in (suites, suite):
+        assert {"name", "tests", "failures", "errors", "time"} <= set(element.keys())
+
+
+def test_github_lines_are_commands_with_escaped_properties(report):
+    lines = FORMATS["github"](report).splitlines()
+    commands = [line for line in lines if line.startswith("::")]
+    assert len(commands) == len(report.groups)
+    assert all(re.fullmatch(r"::(error|warning|notice) [^:\n]*::.+", line) for line in commands)
+
+
+def test_json_lines_are_one_finding_each(report):
+    lines = [json.loads(line) for line in FORMATS["jsonl"](report).splitlines()]
+    assert len(lines) == len(report.findings)
+    assert {line["code"] for line in lines} == set(report.codes)
+
+
+@pytest.mark.parametrize("name", sorted(FORMATS))
+def test_hostile_text_drives_no_terminal_page_or_annotation(hostile, name):
+    text = FORMATS[name](hostile)
+    text.encode("utf-8", "strict" if name not in ("json", "jsonl", "sarif") else "surrogatepass")
+    if name in ("text", "html", "github", "junit"):
+        assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]", text)
+    if name == "html":
+        assert "</script>" not in text and "<!--" not in text
+    if name == "github":
+        assert not any(line.startswith("::error::x") for line in text.splitlines())
+    if name == "junit":
+        ET.fromstring(text)
+    if name in ("json", "sarif"):
+        json.loads(text)
+
+
+def test_the_same_rows_give_the_same_report_byte_for_byte():
+    data = clean(Tokenizer.load(SMALL), n=10)
+    renders = {FORMATS["json"](check_dataset(Rows(data.rows), tokenizer=data.renderer.tokenizer)) for _ in range(2)}
+    assert len(renders) == 1
+
+
+def test_text_says_cause_share_and_places_and_what_did_not_run(report):
+    text = FORMATS["text"](report)
+    assert "E TM302 mask-shifted: 1 of 50 rows, one cause: shift -1" in text
+    assert "not run, missing log-probs" in text and "TM401" in text
+
+
+def test_a_tolerated_share_does_not_fail(report):
+    data = clean(Tokenizer.load(SMALL))
+    rows = Foreign([foreign(row) for row in data.rows])
+    strict = Settings(fail_on=Severity.WARNING)
+    assert check_dataset(rows, tokenizer=data.renderer.tokenizer, settings=strict).exit_code == 1
+    for text, code in (("20%", 0), ("19%", 1), ("10", 0), ("9", 1)):
+        lenient = Settings(fail_on=Severity.WARNING, tolerance={"TM107": Tolerance.of(text)})
+        assert check_dataset(rows, tokenizer=data.renderer.tokenizer, settings=lenient).exit_code == code
