@@ -255,25 +255,25 @@ def _eos_list(config: dict[str, Any]) -> list[int]:
 
 
 def _stripped(source: dict[str, Any], ids: frozenset[int]) -> dict[str, Any]:
-    """tokenizer.json in which the tokens `ids` cannot come out of text any more."""
-    removed = {entry["content"] for entry in source["added_tokens"] if entry["id"] in ids}
-    kept = [entry for entry in source["added_tokens"] if entry["id"] not in ids]
+    """tokenizer.json in which the tokens `ids` cannot come out of text any more.
+
+    They are renamed, not removed: the package numbers added tokens anew where the list has holes.
+    """
+    removed = {entry["content"]: _unwritable(entry["id"]) for entry in source["added_tokens"] if entry["id"] in ids}
+    added = [{**entry, "content": removed.get(entry["content"], entry["content"])} for entry in source["added_tokens"]]
+    if len(removed) == len(added):
+        added = []
     model = dict(source["model"])
     vocab = model["vocab"]
-    if isinstance(vocab, dict):
-        hidden = {text: _unwritable(vocab[text]) for text in removed if text in vocab}
-        if hidden:
-            model["vocab"] = {hidden.get(text, text): index for text, index in vocab.items()}
-            merges = model.get("merges")
-            if merges:
-                model["merges"] = [merge for merge in merges if not removed & set(_merge_texts(merge))]
-    else:
-        model["vocab"] = [
-            [_unwritable(index) if entry[0] in removed else entry[0], entry[1]] for index, entry in enumerate(vocab)
-        ]
+    if not isinstance(vocab, dict):
+        model["vocab"] = [[removed.get(text, text), *rest] for text, *rest in vocab]
+    elif removed.keys() & vocab.keys():
+        model["vocab"] = {removed.get(text, text): index for text, index in vocab.items()}
+        if model.get("merges"):
+            model["merges"] = [merge for merge in model["merges"] if not removed.keys() & set(_merge_texts(merge))]
     if model.get("unk_token") in removed:
-        model["unk_token"] = _unwritable(vocab[model["unk_token"]])
-    return {**source, "model": model, "added_tokens": kept, "post_processor": None}
+        model["unk_token"] = removed[model["unk_token"]]
+    return {**source, "model": model, "added_tokens": added, "post_processor": None}
 
 
 def _merge_texts(merge: str | list[str]) -> tuple[str, ...]:

@@ -319,7 +319,7 @@ def test_ids_that_an_environment_wrote_inside_a_reply_are_not_sampled() -> None:
             Message(id="a", role="user", author="taskset", blocks=[Text(text="Sky?")]),
             Message(id="b", role="assistant", author="policy", blocks=[Text(text="I search. result: blue So blue.")],
                     sampled=Sampled(token_ids=before + inside + after,
-                                    spans=[Span(start=len(before), end=len(before) + len(inside), author="environment")])),
+                                    spans=[Span(start=len(before), end=len(before + inside), author="environment")])),
         ],
     )  # fmt: skip
     (row,) = renderer().render(trace)

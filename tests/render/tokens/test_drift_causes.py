@@ -1,0 +1,86 @@
+"""Each cause of drift on a minimal pair of replies, and canonicality by bytes alone."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from render_tools import small
+
+from tracemask.render.drift import CAUSES, cause_of_text, compare, diagnose
+
+CALL = '<tool_call>\n{"name": "f", "arguments": %s}\n</tool_call>'
+STOP = "<|im_end|>"
+
+PAIRS = {
+    "nfc": ("cafe\u0301 here", "café here"),
+    "whitespace_trim": (" Low. \n", "Low."),
+    "think_strip": ("<think>\nSo.\n</think>\n\nBlue.", "Blue."),
+    "json_reserialize": (CALL % '{"b":1,"a":[2,3]}', CALL % '{"a": [2, 3], "b": 1}'),
+    "tool_call_lost": ("Looking.\n" + CALL % "{}", "Looking."),
+    "text_changed": ("Blue.", "Green."),
+}
+
+
+@pytest.mark.parametrize("cause", PAIRS)
+def test_a_changed_text_names_its_cause(cause: str) -> None:
+    sampled, rendered = PAIRS[cause]
+    assert cause_of_text(sampled, rendered) == cause
+    ids = small().plain.encode_batch([sampled])[0] if cause == "nfc" else small().encode(sampled + STOP)
+    found = compare(small(), ids, small().encode(rendered + STOP))
+    if cause == "nfc":
+        return  # the tokenizer itself composes: no ids of this text decompose it
+    assert found is not None and found.cause == cause
+    assert ids[: found.first] == small().encode(rendered + STOP)[: found.first]
+    assert ids[found.first] != small().encode(rendered + STOP)[found.first]
+
+
+def test_spaces_inside_a_call_are_a_reserialization() -> None:
+    assert cause_of_text(CALL % '{"a":1}', CALL % '{"a": 1}') == "json_reserialize"
+
+
+def test_another_split_of_the_same_bytes_is_bpe_split() -> None:
+    text = "harbour"
+    pieces = [token for character in text for token in small().encode(character)]
+    assert pieces != small().encode(text)
+    (found,) = diagnose(small(), pieces)
+    assert found.cause == "bpe_split" and found.first == found.start < found.end <= len(pieces)
+    assert [*pieces[: found.start], *(found.expected or ()), *pieces[found.end :]] == small().encode(text)
+    other = compare(small(), pieces, small().encode(text))
+    assert other is not None and other.cause == "bpe_split"
+
+
+def test_a_special_token_spelled_as_text_is_its_own_cause() -> None:
+    spelled = small().encode(STOP, control="text")
+    found = compare(small(), spelled, small().encode(STOP))
+    assert found is not None and found.cause == "special_token_text"
+
+
+def test_decomposed_bytes_are_nfc_drift() -> None:
+    raw = "e\u0301".encode()
+    ids = [small().id_table.index(bytes([byte])) for byte in raw]
+    (found,) = diagnose(small(), ids)
+    assert found.cause == "nfc" and small().decode_bytes(ids) == raw
+
+
+def test_broken_utf8_inside_a_run_is_named_and_at_an_end_set_aside() -> None:
+    first, second, third = (small().id_table.index(bytes([byte])) for byte in "東".encode())
+    word = small().encode(" word")
+    (found,) = diagnose(small(), [*word, first, second, *word])
+    assert found.cause == "invalid_utf8" and not found.edge and found.first == len(word)
+    (edge,) = diagnose(small(), [*word, first, second])
+    assert edge.cause == "invalid_utf8" and edge.edge and edge.start == len(word)
+    (head,) = diagnose(small(), [second, third, *word])
+    assert head.edge and (head.start, head.end) == (0, 2)
+
+
+def test_every_cause_has_a_name_in_the_taxonomy() -> None:
+    assert set(PAIRS) <= set(CAUSES) and len(set(CAUSES)) == len(CAUSES) == 10
+
+
+@settings(max_examples=80, derandomize=True, deadline=None)
+@given(st.text(max_size=40).filter(lambda text: not any(0xD800 <= ord(c) < 0xE000 for c in text)))
+def test_the_tokenizers_own_encoding_is_never_drift(text: str) -> None:
+    ids = small().encode(text)
+    assert diagnose(small(), ids) == []
+    assert compare(small(), ids, list(ids)) is None
