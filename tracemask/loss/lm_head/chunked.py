@@ -174,8 +174,10 @@ def _gradients(
     """Walk once: d hidden rows [U, H] in hidden's dtype, d weight [V, H] and d bias [V] in float32 (float64)."""
     wide, rows = walk.lp.dtype, walk.head.rows.slot.shape[0]
     d_rows = hidden.new_empty((rows, hidden.shape[1])) if wanted[0] else None
-    d_weight = torch.zeros(weight.shape, dtype=wide, device=weight.device) if wanted[1] else None
+    d_weight = torch.empty(weight.shape, dtype=wide, device=weight.device) if wanted[1] else None
     d_bias = torch.zeros(weight.shape[0], dtype=wide, device=weight.device) if wanted[2] and bias is not None else None
+    if d_weight is not None:
+        d_weight[walk.vocab if rows else 0 :].zero_()  # the first chunk overwrites the others
     buffer = walk.buffer()
     for c in walk.chunks():
         x, z, owner, state = walk.forward(c, buffer)
@@ -183,19 +185,19 @@ def _gradients(
         if d_rows is not None:
             torch.mm(z, walk.weight, out=d_rows[c.lo : c.hi])
         if d_weight is not None:
-            add_outer_(d_weight[: walk.vocab], z, x)
+            add_outer_(d_weight[: walk.vocab], z, x, beta=0 if c.lo == 0 else 1)
         if d_bias is not None:
             d_bias[: walk.vocab].add_(z.sum(0, dtype=wide))
     return d_rows, d_weight, d_bias
 
 
-def add_outer_(total: Tensor, z: Tensor, x: Tensor) -> Tensor:
-    """total [V, H] += zᵀ·x with z [n, V], x [n, H], accumulated in total's dtype (float32 for half precision)."""
+def add_outer_(total: Tensor, z: Tensor, x: Tensor, *, beta: int) -> Tensor:
+    """total [V, H] = beta·total + zᵀ·x with z [n, V], x [n, H], accumulated in total's dtype (float32 for halves)."""
     if z.dtype == total.dtype:
-        return total.addmm_(z.t(), x)
+        return total.addmm_(z.t(), x, beta=beta)
     if z.is_cuda:
-        return torch.addmm(total, z.t(), x, out_dtype=total.dtype, out=total)  # pyright: ignore[reportCallIssue]
+        return torch.addmm(total, z.t(), x, beta=beta, out_dtype=total.dtype, out=total)  # pyright: ignore[reportCallIssue]
     wide, step = x.to(total.dtype), 8192
     for s in range(0, total.shape[0], step):
-        total[s : s + step].addmm_(z[:, s : s + step].t().to(total.dtype), wide)
+        total[s : s + step].addmm_(z[:, s : s + step].t().to(total.dtype), wide, beta=beta)
     return total

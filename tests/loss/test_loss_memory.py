@@ -1,0 +1,58 @@
+"""The full matrix of logits never exists: peak memory of a process of its own, measured by its resident set."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PROGRAM = """
+import json, resource, sys
+import torch
+from loss_recipes import random_batch, recipe, rl
+from tracemask import loss
+
+T, V, H = 2048, 32_000, 16
+torch.set_num_threads(1)
+g = torch.Generator().manual_seed(0)
+hidden = torch.randn(T, H, generator=g).requires_grad_()
+weight = torch.randn(V, H, generator=g).requires_grad_()
+batch = random_batch(0, slots=T, targets=T, vocab=V, dtype=torch.float32, selected=1.0)
+chosen = recipe(rl=rl("ppo"))
+small = random_batch(0, slots=T, targets=8, vocab=V, dtype=torch.float32)
+loss.from_hidden(chosen, hidden, weight, small).total.backward()  # what every call needs once
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+if sys.argv[1] == "fused":
+    loss.from_hidden(chosen, hidden, weight, batch, entropy=True).total.backward()
+elif sys.argv[1] == "log-probs":
+    with torch.no_grad():
+        loss.from_hidden(chosen, hidden, weight, batch, entropy=True)
+else:
+    loss.from_hidden(chosen, hidden, weight, batch, head="reference").total.backward()
+print(json.dumps((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024 / (T * V * 4)))
+"""
+
+
+def extra(what: str) -> float:
+    """Peak extra memory as a fraction of the logits' size."""
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, what],
+        cwd=Path(__file__).parent,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=True,
+    )
+    return json.loads(done.stdout)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="ru_maxrss is in KiB on Linux alone")
+def test_log_probs_and_gradients_need_a_quarter_of_the_logits_at_most() -> None:
+    assert extra("log-probs") < 0.25
+    assert extra("fused") < 0.25
+    assert extra("reference") > 2
