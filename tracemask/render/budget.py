@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from tracemask.render.provenance import At, LimitExceeded, Record, make, plain, runs_of
+from tracemask.render.fields import Record
+from tracemask.render.provenance import At, LimitExceeded, make, plain, runs_of
 
 MAX_STEPS = 1_000_000  # loop iterations, calls and list elements of one render
 MAX_SOURCE = 1 << 20  # characters of a template

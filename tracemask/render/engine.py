@@ -15,17 +15,8 @@ from tracemask.core.errors import RenderError
 from tracemask.core.vocab import Origin
 from tracemask.render.budget import MAX_SOURCE, Progress
 from tracemask.render.codegen import refuse_nodes
-from tracemask.render.provenance import (
-    At,
-    LimitExceeded,
-    Mark,
-    Tag,
-    Untraceable,
-    check_size,
-    plain,
-    wrap,
-    wrap_message,
-)
+from tracemask.render.fields import wrap, wrap_message
+from tracemask.render.provenance import At, LimitExceeded, Mark, Tag, Untraceable, check_size, plain
 from tracemask.render.sandbox import TracingContext, make_environment
 from tracemask.render.text import RenderedText, Span
 
@@ -41,7 +32,7 @@ _PLAIN_NAMES = {
     "Flag": "bool",
     "Null": "None",
 }
-_WRAPPED = re.compile(rf"'tracemask\.render\.provenance\.({'|'.join(_PLAIN_NAMES)}) object'")
+_WRAPPED = re.compile(rf"'tracemask\.render\.(?:fields|provenance)\.({'|'.join(_PLAIN_NAMES)}) object'")
 _REMEDY = "check the template and the conversation; transformers fails on it too"
 
 

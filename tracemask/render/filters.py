@@ -10,6 +10,9 @@ from jinja2 import pass_context, pass_environment
 from jinja2.filters import FILTERS, make_attrgetter
 from jinja2.runtime import Undefined
 
+from tracemask.render.fields import number
+from tracemask.render.formatting import printf
+from tracemask.render.json_spelling import json_text
 from tracemask.render.markup import Safe, escaped, mark_safe
 from tracemask.render.provenance import (
     LimitExceeded,
@@ -21,14 +24,13 @@ from tracemask.render.provenance import (
     literal,
     make,
     mapped,
-    number,
     plain,
     runs_of,
     tag_of,
     tagged,
 )
 from tracemask.render.provenance import join as join_text
-from tracemask.render.spelling import json_text, printf, text_of
+from tracemask.render.spelling import text_of
 
 MAX_LIST = 100_000
 REFUSED = ("random", "striptags", "urlize", "wordwrap", "xmlattr")

@@ -6,21 +6,10 @@ import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from tracemask.render.fields import Items, Record, number, show_path
+from tracemask.render.formatting import printf
 from tracemask.render.markup import Safe, safe_plus
-from tracemask.render.provenance import (
-    Items,
-    LimitExceeded,
-    Record,
-    Text,
-    Untraceable,
-    cat,
-    check_size,
-    coarse,
-    number,
-    show_path,
-    tag_of,
-)
-from tracemask.render.spelling import printf
+from tracemask.render.provenance import LimitExceeded, Text, Untraceable, cat, check_size, coarse, tag_of
 
 MAX_BITS = 4096
 MAX_ITEMS = 1 << 20

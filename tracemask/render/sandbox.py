@@ -17,24 +17,12 @@ from jinja2.utils import Namespace
 from tracemask.render import operators
 from tracemask.render.budget import Buffer, Progress
 from tracemask.render.codegen import TracingGenerator
+from tracemask.render.fields import Flag, Items, Null, Real, Record, Whole
 from tracemask.render.filters import refused, tracing_filters
+from tracemask.render.formatting import TextFormatter
 from tracemask.render.markup import Safe
-from tracemask.render.provenance import (
-    Flag,
-    Items,
-    LimitExceeded,
-    Mark,
-    Null,
-    Real,
-    Record,
-    Text,
-    Untraceable,
-    Whole,
-    cat,
-    literal,
-    tagged,
-)
-from tracemask.render.spelling import TextFormatter, concatenated, text_of
+from tracemask.render.provenance import LimitExceeded, Mark, Text, Untraceable, cat, literal, tagged
+from tracemask.render.spelling import concatenated, text_of
 
 _OURS = (Record, Text, Items, Whole, Real, Flag, Null)
 _DICT_NAMES = frozenset(dir(dict))

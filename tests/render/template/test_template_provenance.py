@@ -9,22 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tracemask.core.vocab import Origin
+from tracemask.render.fields import Record, wrap, wrap_message
+from tracemask.render.formatting import TextFormatter, printf
+from tracemask.render.json_spelling import json_text
 from tracemask.render.markup import Safe, mark_safe
-from tracemask.render.provenance import (
-    MAX_CHARS,
-    LimitExceeded,
-    Record,
-    Tag,
-    Text,
-    Untraceable,
-    cat,
-    plain,
-    sub,
-    tagged,
-    wrap,
-    wrap_message,
-)
-from tracemask.render.spelling import TextFormatter, json_text, printf, representation, text_of
+from tracemask.render.provenance import MAX_CHARS, LimitExceeded, Tag, Text, Untraceable, cat, plain, sub, tagged
+from tracemask.render.spelling import representation, text_of
 
 # Characters of field n come from alphabet n alone, so that every character names its field.
 ALPHABETS = ("abĉ \n", "DEŠ\t,", "019<>&", "xyß-")
