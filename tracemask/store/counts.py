@@ -35,10 +35,9 @@ class Counts(BaseModel):
         if (sampled := row.get("sampled")) is not None:
             self.sampled += int(np.count_nonzero(sampled))
         if (author := row.get("author")) is not None:
-            for code, count in enumerate(np.bincount(author, minlength=len(Author))):
-                if count:
-                    label = Author(code).label if code < len(Author) else str(code)
-                    _increase(self.authors, label, int(count))
+            for code in Author:  # faster than bincount, which widens every token to 8 bytes
+                if count := int(np.count_nonzero(author == code)):
+                    _increase(self.authors, code.label, count)
         _increase(self.fidelity, str(scalars.get("fidelity") or "unknown"), 1)
         drifts = scalars.get("drifts") or ()
         for drift in drifts:

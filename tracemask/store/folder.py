@@ -10,7 +10,9 @@ import errno
 import hashlib
 import itertools
 import os
+from collections import deque
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, Protocol
@@ -18,6 +20,8 @@ from typing import IO, Any, Protocol
 from tracemask.core.errors import StoreError, UsageError
 
 TEMPORARY = ".tmp-"
+_SMALL, _GATHERED = 1 << 16, 1 << 20  # bytes: smaller writes are gathered, up to this
+_HASH_BACKLOG = 16  # buffers that wait for their hash
 _serial = itertools.count()
 
 
@@ -135,22 +139,38 @@ class _LocalSink:
     def __init__(self, root: Path, name: str) -> None:
         self._target = root / name
         self._temporary = root / f"{TEMPORARY}{name}.{os.getpid()}.{next(_serial)}"
-        self._hash = hashlib.sha256()
+        self._hash = _Hasher()
+        self._small = bytearray()
         self._size = 0
         with write_errors(str(self._target)):
             self._file: IO[bytes] = self._temporary.open("wb", buffering=0)
 
     def write(self, data: Any) -> int:
         view = memoryview(data).cast("B")
+        self._size += len(view)
+        if len(view) < _SMALL:  # an Arrow batch is hundreds of small pieces
+            self._small += view
+        else:
+            self._flush()
+            self._put(view)
+        if len(self._small) >= _GATHERED:
+            self._flush()
+        return len(view)
+
+    def _flush(self) -> None:
+        if self._small:
+            gathered, self._small = self._small, bytearray()
+            self._put(memoryview(gathered))
+
+    def _put(self, view: memoryview) -> None:
         self._hash.update(view)
         done = 0
         with write_errors(str(self._target)):
             while done < len(view):
                 done += self._file.write(view[done:]) or 0
-        self._size += len(view)
-        return len(view)
 
     def commit(self) -> tuple[int, str]:
+        self._flush()
         with write_errors(str(self._target)):
             os.fsync(self._file.fileno())
             self._file.close()
@@ -163,9 +183,33 @@ class _LocalSink:
         return self._size, self._hash.hexdigest()
 
     def abort(self) -> None:
+        self._hash.close()
         with contextlib.suppress(OSError):
             self._file.close()
         self._temporary.unlink(missing_ok=True)
+
+
+class _Hasher:
+    """sha256 of bytes in order, taken beside the writing in a thread: hashing releases the interpreter."""
+
+    def __init__(self) -> None:
+        self._sha256 = hashlib.sha256()
+        self._thread = ThreadPoolExecutor(1)
+        self._pending: deque[Future[None]] = deque()
+
+    def update(self, data: memoryview) -> None:
+        if len(self._pending) == _HASH_BACKLOG:
+            self._pending.popleft().result()
+        self._pending.append(self._thread.submit(self._sha256.update, data))
+
+    def hexdigest(self) -> str:
+        while self._pending:
+            self._pending.popleft().result()
+        self.close()
+        return self._sha256.hexdigest()
+
+    def close(self) -> None:
+        self._thread.shutdown(wait=True, cancel_futures=True)
 
 
 class ObjectFolder:

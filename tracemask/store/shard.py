@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import mmap
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -29,7 +30,7 @@ class Values:
 
     __slots__ = ("flat", "null", "offsets", "packed", "start", "writable")
 
-    def __init__(self, array: pa.LargeListArray, memory: np.ndarray | None) -> None:
+    def __init__(self, array: pa.LargeListArray, memory: Memory | None) -> None:
         self.offsets: list[int] | np.ndarray = np.frombuffer(array.buffers()[1], dtype=np.int64)[
             array.offset : array.offset + len(array) + 1
         ]
@@ -42,7 +43,9 @@ class Values:
         if data is None:
             self.flat = self.writable = np.zeros(0, dtype=np.uint8 if self.packed else kind)
             return
-        self.writable = _writable(data, memory).view(np.uint8 if self.packed else kind)
+        found = None if memory is None else memory.of(data)
+        self.writable = np.frombuffer(data, np.uint8) if found is None else found
+        self.writable = self.writable.view(np.uint8 if self.packed else kind)
         self.flat = self.writable.view()
         self.flat.flags.writeable = False
 
@@ -69,26 +72,32 @@ class Values:
         return self.flat[start:stop]
 
 
-def _writable(data: pa.Buffer, memory: np.ndarray | None) -> np.ndarray:
-    """The buffer's bytes, writable where they lie in the private mapping `memory`."""
-    if memory is not None:
-        start = data.address - memory.ctypes.data
-        if 0 <= start <= len(memory) - data.size:
-            return memory[start : start + data.size]
-    return np.frombuffer(data, dtype=np.uint8)
+class Memory:
+    """The private mapping of a file, as writable bytes."""
+
+    def __init__(self, mapped: mmap.mmap) -> None:
+        self._bytes = np.frombuffer(mapped, dtype=np.uint8)
+        self._start = self._bytes.ctypes.data
+
+    def of(self, data: pa.Buffer) -> np.ndarray | None:
+        """The bytes of a buffer that lies in the mapping, else None."""
+        start = data.address - self._start
+        return self._bytes[start : start + data.size] if 0 <= start <= len(self._bytes) - data.size else None
 
 
 class Scalars(Mapping[str, Any]):
-    """The scalars of one row, read when asked for."""
+    """The scalars of one row, read when asked for. load: gives the record batch that holds them."""
 
-    __slots__ = ("_batch", "_index", "_names")
+    __slots__ = ("_batch", "_index", "_load", "_names")
 
-    def __init__(self, batch: pa.RecordBatch, names: dict[str, int], index: int) -> None:
-        self._batch, self._names, self._index = batch, names, index
+    def __init__(self, load: Callable[[], pa.RecordBatch], names: dict[str, int], index: int) -> None:
+        self._load, self._names, self._index = load, names, index
+        self._batch: pa.RecordBatch | None = None
 
     def __getitem__(self, name: str) -> Any:
-        column = self._batch.column(self._names[name])
-        return plain(name, column[self._index].as_py())
+        at = self._names[name]
+        batch = self._batch = self._batch or self._load()
+        return plain(name, batch.column(at)[self._index].as_py())
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._names)
@@ -122,7 +131,7 @@ class OpenShard:
 
         self.where = where
         mapped = _map(source, where) if isinstance(source, str) else None
-        self._memory = None if mapped is None else np.frombuffer(mapped, dtype=np.uint8)
+        self._memory = Memory(mapped) if mapped is not None else None
         self._buffer = pa.py_buffer(source if mapped is None else mapped)
         try:
             self._reader = pa.ipc.open_file(pa.BufferReader(self._buffer))
@@ -139,7 +148,7 @@ class OpenShard:
         self.token_columns = tuple(name for name in names if columns is None or name in columns)
         self._scalar_names: list[str] = [field.name for field in self.schema if field.name not in names]
         self._cache: dict[int, _Batch] = {}
-        self._projected: Any = None
+        self._readers: dict[str, tuple[Any, dict[str, int]]] = {}
         self._starts = self._batch_starts()
         self.rows = int(self._starts[-1])
 
@@ -148,24 +157,38 @@ class OpenShard:
         if self.compact:
             return np.arange(n + 1, dtype=np.int64)
         self._cache = {i: self._load(i) for i in range(n)}
-        lengths = [len(batch) for batch in self._cache.values()]
+        lengths = [batch.data.num_rows for batch in self._cache.values()]
         return np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
 
-    def _load(self, index: int) -> _Batch:
+    def _reader_of(self, part: str) -> tuple[Any, dict[str, int]]:
+        """A reader of the "tokens" or the "scalars", and where each stored column lies in its batches.
+
+        Reading a choice of fields spares decompression; where nothing is compressed it would copy what is mapped.
+        """
         import pyarrow as pa
 
-        if self._projected is None and not self.compact:
-            self._projected = self._reader  # reading a choice of fields would copy what the mapping already holds
-        if self._projected is None:
-            wanted = {*self.token_columns, *self._scalar_names}
-            fields = [i for i, field in enumerate(self.schema) if field.name in wanted]
-            options = pa.ipc.IpcReadOptions(included_fields=fields, use_threads=False)
-            self._projected = pa.ipc.open_file(pa.BufferReader(self._buffer), options=options)
+        if part not in self._readers:
+            names = list(self.token_columns) if part == "tokens" else self._scalar_names
+            fields = [i for i, field in enumerate(self.schema) if not self.compact or field.name in names]
+            reader = self._reader
+            if self.compact:
+                options = pa.ipc.IpcReadOptions(included_fields=fields, use_threads=False)
+                reader = pa.ipc.open_file(pa.BufferReader(self._buffer), options=options)
+            at = {self.schema.field(field).name: i for i, field in enumerate(fields)}
+            self._readers[part] = reader, {name: at[name] for name in names}
+        return self._readers[part]
+
+    def _batch(self, part: str, index: int) -> pa.RecordBatch:
+        import pyarrow as pa
+
         try:
-            return _Batch(self._projected.get_batch(index), self._scalar_names, self._memory)
+            return self._reader_of(part)[0].get_batch(index)
         except (pa.ArrowInvalid, OSError) as error:
             what = f"record batch {index}: {error}"
             raise StoreError("TM508", where=self.where, what=what, fix="convert again") from None
+
+    def _load(self, index: int) -> _Batch:
+        return _Batch(self._batch("tokens", index), self._reader_of("tokens")[1], self._memory)
 
     def _at(self, i: int) -> tuple[_Batch, int]:
         if self.compact:
@@ -185,13 +208,19 @@ class OpenShard:
         columns: dict[str, np.ndarray] = {}
         for name in self.token_columns:
             if name == SPANS:
-                spans = batch.data.column(batch.data.schema.get_field_index(SPANS))[at].as_py()
+                spans = batch.data.column(batch.index[SPANS])[at].as_py()
                 values = None if spans is None else from_spans(spans, len(columns["token_ids"]))
             else:
                 values = batch.values(name).row(at, writable=writable)
             if values is not None:
                 columns[name] = values
-        return Row(index, columns, Scalars(batch.data, batch.scalar_index, at))
+        load = (lambda: self._batch("scalars", i)) if self.compact else (lambda: batch.data)
+        return Row(index, columns, Scalars(load, self._scalar_index, at))
+
+    @cached_property
+    def _scalar_index(self) -> dict[str, int]:
+        index = self._reader_of("scalars")[1]
+        return {SCALAR_ALIASES.get(name, name): at for name, at in index.items()}
 
     def scalar(self, name: str) -> list[Any]:
         """A whole scalar column; token data is not touched."""
@@ -227,23 +256,19 @@ class OpenShard:
 
 
 class _Batch:
-    """A record batch whose columns become numpy on first use."""
+    """A record batch whose columns become numpy on first use. index: stored column → position in the batch."""
 
-    __slots__ = ("_memory", "_values", "data", "scalar_index")
+    __slots__ = ("_memory", "_values", "data", "index")
 
-    def __init__(self, data: pa.RecordBatch, scalars: list[str], memory: np.ndarray | None) -> None:
-        self.data, self._memory = data, memory
-        self.scalar_index = {SCALAR_ALIASES.get(name, name): data.schema.get_field_index(name) for name in scalars}
+    def __init__(self, data: pa.RecordBatch, index: dict[str, int], memory: Memory | None) -> None:
+        self.data, self.index, self._memory = data, index, memory
         self._values: dict[str, Values] = {}
 
-    def __len__(self) -> int:
-        return self.data.num_rows
-
     def values(self, name: str) -> Values:
-        """The column `name`."""
+        """The per-token column `name`."""
         found = self._values.get(name)
         if found is None:
-            found = self._values[name] = Values(self.data.column(self.data.schema.get_field_index(name)), self._memory)
+            found = self._values[name] = Values(self.data.column(self.index[name]), self._memory)
         return found
 
 

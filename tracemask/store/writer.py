@@ -20,7 +20,7 @@ from tracemask.store.spans import to_spans
 if TYPE_CHECKING:
     import pyarrow as pa
 
-BATCH_TOKENS = 1 << 22  # tokens of a record batch (fast profile)
+BATCH_TOKENS = 1 << 19  # tokens of a record batch (fast profile): its buffers are small enough to be reused
 
 
 class ShardWriter:
