@@ -116,7 +116,7 @@ def liger(p: Problem) -> Tensor:
     from liger_kernel.chunked_loss import LigerFusedLinearGRPOLoss
 
     b = p.sequences
-    head = LigerFusedLinearGRPOLoss(beta=0.0, compiled=False, use_ref_model=False, loss_type="dapo")
+    head = LigerFusedLinearGRPOLoss(beta=0.0, compiled=p.hidden.is_cuda, use_ref_model=False, loss_type="dapo")
     out = head(
         p.hidden.view(b, -1, p.hidden.shape[1]),
         p.weight,

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -111,16 +112,22 @@ def _weighted(result: TermResult, mismatch: MismatchWeight) -> TermResult:
     return replace(result, loss=result.loss * factor, slope=result.slope * factor, entropy_slope=bend, stats=stats)
 
 
+def resolve(recipe: Any) -> Any:
+    """A recipe object as it is; a name, path or dict is loaded."""
+    if isinstance(recipe, str | Path | dict):
+        from tracemask.recipe import Recipe
+
+        return Recipe.load(recipe)
+    return recipe
+
+
 def components_of(recipe: Any) -> tuple[Component, ...]:
-    """The components of a recipe: its name, a Recipe, or anything whose `components` maps names to
+    """The components of a recipe: its name, path or dict, a Recipe, or anything whose `components` maps names to
     objects with term, coef, options (model or mapping) and mismatch (model, mapping or None).
 
     Raises UsageError TM902 for an unknown term and TM900 for an option that a term does not have.
     """
-    if isinstance(recipe, str):
-        from tracemask.recipe import Recipe
-
-        recipe = Recipe.load(recipe)
+    recipe = resolve(recipe)
     found = []
     for name, entry in recipe.components.items():
         component = Component(

@@ -28,15 +28,6 @@ def all_reduced(group: Any = None) -> Reduce:
     return reduce
 
 
-def resolve(recipe: Any) -> Any:
-    """A recipe object; a name, path or dict is loaded."""
-    if isinstance(recipe, str | dict):
-        from tracemask.recipe import Recipe
-
-        return Recipe.load(recipe)
-    return recipe
-
-
 def denominators(
     recipe: Any,
     streams: Mapping[str, Tensor],

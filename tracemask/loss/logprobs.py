@@ -15,8 +15,8 @@ from torch import Tensor
 
 from tracemask.core.finding import Finding
 from tracemask.loss.batch import Targets
-from tracemask.loss.components import Component, components_of
-from tracemask.loss.denominators import Reduce, advantages_of, denominators, resolve
+from tracemask.loss.components import Component, components_of, resolve
+from tracemask.loss.denominators import Reduce, advantages_of, denominators
 from tracemask.loss.layout import Layout, misfit
 from tracemask.loss.objective import Objective
 from tracemask.loss.output import LossOutput
