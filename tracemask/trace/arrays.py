@@ -8,22 +8,48 @@ import sys
 from array import array
 from base64 import b64decode, b64encode
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, cast
 
-_SWAP = sys.byteorder != "little"
-
-
-def ints_from_base64(value: Any) -> Any:
-    """A base64 string of little-endian int32 as a list of ints; anything else unchanged. Raises ValueError."""
-    return _unpack("i", value).tolist() if isinstance(value, str) else value
+_LITTLE = sys.byteorder == "little"
+_NUMBERS = {int, float, type(None)}
 
 
-def floats_from_base64(value: Any) -> Any:
-    """A base64 string of little-endian float32 as a list (NaN: None, missing); else unchanged. Raises ValueError."""
-    if not isinstance(value, str):
-        return value
-    numbers = _unpack("f", value).tolist()
-    return [None if number != number else number for number in numbers]
+def token_ids(value: Any) -> list[int]:
+    """Token ids from a list of integers or from base64 of little-endian int32, each in [0, 2**31). Raises ValueError."""
+    if isinstance(value, str):
+        packed = _unpack("i", value)
+        ids: list[int] = packed.tolist()
+    elif isinstance(value, list) and set(map(type, cast("list[Any]", value))) <= {int}:
+        ids = cast("list[int]", value)
+        try:
+            packed = array("i", ids)
+        except OverflowError:
+            raise ValueError("a token id does not fit into 31 bits") from None
+    else:
+        raise ValueError("not a list of token ids: integers from 0 to 2147483647")
+    if not packed.tobytes()[3 if _LITTLE else 0 :: 4].isascii():  # the sign bits, at memory speed
+        raise ValueError("not a list of token ids: one is negative")
+    return ids
+
+
+def numbers(value: Any) -> list[float | None]:
+    """Numbers or null from a list, or from base64 of little-endian float32 where NaN is null. Raises ValueError."""
+    if isinstance(value, str):
+        floats: list[float] = _unpack("f", value).tolist()
+        if not math.isnan(sum(floats)):
+            return cast("list[float | None]", floats)
+        return [None if number != number else number for number in floats]
+    if isinstance(value, list) and set(map(type, cast("list[Any]", value))) <= _NUMBERS:
+        return cast("list[float | None]", value)
+    raise ValueError("not a list of numbers")
+
+
+def complete_numbers(value: Any) -> list[float]:
+    """`numbers` without null. Raises ValueError."""
+    found = numbers(value)
+    if None in found:
+        raise ValueError("a number is missing (null)")
+    return cast("list[float]", found)
 
 
 def ints_to_base64(values: Iterable[int]) -> str:
@@ -45,12 +71,12 @@ def _unpack(kind: str, text: str) -> array[Any]:
         raise ValueError(f"base64 of {len(raw)} bytes is not a whole number of 4-byte values")
     out: array[Any] = array(kind)
     out.frombytes(raw)
-    if _SWAP:
+    if not _LITTLE:
         out.byteswap()
     return out
 
 
 def _pack(values: array[Any]) -> str:
-    if _SWAP:
+    if not _LITTLE:
         values.byteswap()
     return b64encode(values.tobytes()).decode("ascii")

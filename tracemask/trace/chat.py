@@ -24,6 +24,7 @@ from tracemask.trace.model import (
     Trace,
 )
 from tracemask.trace.parse import loads_text
+from tracemask.trace.plain import plain_message
 from tracemask.trace.sampled import sampled_from_fields
 
 REASONING_KEYS = ("reasoning_content", "reasoning", "thinking")
@@ -75,10 +76,11 @@ def messages_from_chat(messages: Any, *, where: str = "messages", clean: bool = 
     out: list[Message] = []
     seen_user = False
     for index, raw in enumerate(cast("Sequence[Any]", messages)):
-        place = f"{where}[{index}]"
         if clean:
-            _refuse_surrogates(raw, place)
-        message = message_from_chat(raw, index, where=place, first_user=not seen_user)
+            _refuse_surrogates(raw, f"{where}[{index}]")
+        message = plain_message(raw, index, not seen_user)
+        if message is None:
+            message = message_from_chat(raw, index, where=f"{where}[{index}]", first_user=not seen_user)
         seen_user = seen_user or message.role == "user"
         out.append(message)
     return out

@@ -12,7 +12,7 @@ from pathlib import Path, PurePosixPath
 from typing import IO, Any, cast
 
 from tracemask.core.errors import TraceError, UsageError
-from tracemask.trace.parse import loads, replace_surrogates
+from tracemask.trace.parse import loads_with_route, replace_surrogates
 
 _BUFFER = 1 << 20
 _PARQUET_BATCH = 256
@@ -170,11 +170,11 @@ def lines_of(file: InputFile, start: int = 0, stop: int | None = None, *, offset
 def decode(raw: bytes, index: int, line: int, where: str) -> Record:
     """One JSON text as a Record; a fault is the record's error TM910, not an exception."""
     try:
-        value = loads(raw)
+        value, by_hand = loads_with_route(raw)
     except ValueError as error:
         return Record(index, line, error=TraceError("TM910", where=f"{where}:{line}", what=f"invalid JSON: {error}",
                                                     fix="repair or remove the line"))  # fmt: skip
-    if b"\\u" in raw and (b"\\ud" in raw or b"\\uD" in raw):
+    if by_hand:
         value, replaced = replace_surrogates(value)
         return Record(index, line, value, replaced=replaced)
     return Record(index, line, value)

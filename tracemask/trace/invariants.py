@@ -32,6 +32,10 @@ def _at(trace: Trace, index: int) -> Place:
 
 def tree(trace: Trace) -> Iterator[Finding]:
     """TM110: message ids are unique, parents exist, nothing is its own ancestor."""
+    if len({message.id for message in trace.messages}) == len(trace.messages) and not any(
+        "parent" in message.model_fields_set for message in trace.messages
+    ):
+        return  # a plain list
     seen: dict[str, int] = {}
     for index, message in enumerate(trace.messages):
         if message.id in seen:

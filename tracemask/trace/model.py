@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, Strict
+from pydantic import BaseModel, ConfigDict, Field, PlainValidator, Strict
 
 from tracemask.core.errors import TraceError
 from tracemask.core.vocab import Fidelity
-from tracemask.trace.arrays import floats_from_base64, ints_from_base64
+from tracemask.trace.arrays import complete_numbers, numbers, token_ids
 
 SCHEMA_VERSION = "1.0"
 
@@ -22,14 +22,9 @@ CUT_SHORT = frozenset({"length", "max_tokens", "abort", "aborted", "max_output_t
 Int = Annotated[int, Strict()]
 Float = Annotated[float, Strict()]
 Flag = Annotated[bool, Strict()]
-TokenIds = Annotated[
-    list[Annotated[int, Field(ge=0, lt=2**31), Strict()]],
-    BeforeValidator(ints_from_base64, json_schema_input_type=list[int] | str),
-]
-Numbers = Annotated[list[Float], BeforeValidator(floats_from_base64, json_schema_input_type=list[float] | str)]
-LogProbs = Annotated[
-    list[Float | None], BeforeValidator(floats_from_base64, json_schema_input_type=list[float | None] | str)
-]
+TokenIds = Annotated[list[int], PlainValidator(token_ids, json_schema_input_type=list[int] | str)]
+Numbers = Annotated[list[float], PlainValidator(complete_numbers, json_schema_input_type=list[float] | str)]
+LogProbs = Annotated[list[float | None], PlainValidator(numbers, json_schema_input_type=list[float | None] | str)]
 
 
 class Base(BaseModel):

@@ -20,12 +20,17 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 
 def loads(raw: bytes) -> Any:
     """The value of one UTF-8 JSON text. Raises ValueError with a short reason."""
-    if not _maybe_long_integer(raw):
+    return loads_with_route(raw)[0]
+
+
+def loads_with_route(raw: bytes) -> tuple[Any, bool]:
+    """(value, whether the standard json had to read it: only then can a string hold a lone surrogate)."""
+    if not may_hold_long_integer(raw):
         try:
-            return orjson.loads(raw)
+            return orjson.loads(raw), False
         except orjson.JSONDecodeError:
             pass
-    return _loads_exactly(raw)
+    return _loads_exactly(raw), True
 
 
 def loads_text(text: str) -> Any:
@@ -33,7 +38,7 @@ def loads_text(text: str) -> Any:
     return loads(text.encode("utf-8", "surrogatepass"))
 
 
-def _maybe_long_integer(raw: bytes) -> bool:
+def may_hold_long_integer(raw: bytes) -> bool:
     """orjson reads integers beyond 64 bits as floats. A run of 19 digits is looked for at memory speed first."""
     return _LONG_RUN in raw.translate(_DIGITS) and _LONG_INTEGER.search(raw) is not None
 

@@ -163,9 +163,9 @@ def _import(unit: Unit, kind: Format, value: Any, context: Context, authors: Aut
         for trace in traces:
             refuse_broken(trace)
             trace.source = _source(trace, kind, context)
-            _count_unknown(trace, kind, unit.unknown)
+            _count_unknown(trace, kind, context.unknown)
             unit.rules.append(authors.apply(trace) if authors is not None else {})
-        unit.unknown.update(context.unknown)
+        unit.unknown = context.unknown
         if strict and unit.unknown:
             raise TraceError("TM911", where=next(iter(unit.unknown)), what="unknown field, and strict is on")
         unit.traces = traces
@@ -180,12 +180,14 @@ def _import(unit: Unit, kind: Format, value: Any, context: Context, authors: Aut
     except TracemaskError as error:
         where = error.where if error.where.startswith(f"{context.file.rel}:") else f"{context.where()}:{error.where}"
         unit.error = type(error)(error.code, where=where.rstrip(":"), what=error.what, fix=error.fix)
-    unit.findings.extend(context.findings)
-    unit.notes.update(context.notes)
+    unit.findings = [*unit.findings, *context.findings]
+    unit.notes = context.notes
 
 
 def _source(trace: Trace, kind: Format, context: Context) -> Source:
-    source = trace.source or Source(format=kind.name)
+    source = trace.source
+    if source is None:
+        return Source(format=kind.name, path=context.file.rel, line=context.line)
     line = context.line if source.line is None else source.line
     return source.model_copy(update={"format": kind.name, "path": context.file.rel, "line": line})
 
@@ -195,12 +197,12 @@ def _count_unknown(trace: Trace, kind: Format, unknown: Counter[str]) -> None:
         if key not in kind.known:
             unknown[key] += 1
     for message in trace.messages:
-        if message.extra or message.model_extra:
+        if message.extra or message.__pydantic_extra__:
             for key in (*message.extra, *message.extra.get("log", ()), *(message.model_extra or ())):
                 if key not in kind.known and key != "log":
                     unknown[f"messages[].{key}"] += 1
         for block in message.blocks:
-            for key in block.model_extra or ():
+            for key in block.__pydantic_extra__ or ():
                 if key not in kind.known:
                     unknown[f"messages[].blocks[].{key}"] += 1
         if message.sampled is not None and message.sampled.model_extra:

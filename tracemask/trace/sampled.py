@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from array import array
 from typing import Any, cast
 
 from pydantic import ValidationError
 
 from tracemask.core.errors import TraceError
-from tracemask.trace.arrays import floats_from_base64, ints_from_base64
+from tracemask.trace.arrays import numbers, token_ids
 from tracemask.trace.fields import Fields, first_problem
 from tracemask.trace.model import Sampled
 
@@ -78,14 +77,9 @@ def _whole(inner: dict[str, Any], where: str) -> Sampled:
 def ids_from(value: Any, where: str) -> list[int]:
     """Token ids as a list of int in [0, 2**31); base64 accepted. Raises TraceError TM911."""
     try:
-        ids: Any = ints_from_base64(value)
-        if isinstance(ids, list) and bool not in set(map(type, cast("list[Any]", ids))):
-            packed = array("i", cast("list[int]", ids))
-            if not packed or min(packed) >= 0:
-                return cast("list[int]", ids)
-    except (TypeError, OverflowError, ValueError) as error:
-        raise TraceError("TM911", where=where, what=f"not a list of token ids: {error}") from None
-    raise TraceError("TM911", where=where, what="not a list of token ids: integers from 0 to 2147483647")
+        return token_ids(value)
+    except ValueError as error:
+        raise TraceError("TM911", where=where, what=str(error)) from None
 
 
 def logprobs_from(value: Any, count: int, where: str) -> list[float | None]:
@@ -96,18 +90,18 @@ def logprobs_from(value: Any, count: int, where: str) -> list[float | None]:
     found: Any = value
     if isinstance(found, dict):
         found = cast("dict[str, Any]", found).get("content")
+    if isinstance(found, list) and any(isinstance(item, dict) for item in cast("list[Any]", found)[:1]):
+        entries = cast("list[Any]", found)
+        found = [cast("dict[str, Any]", item).get("logprob") if isinstance(item, dict) else item for item in entries]
     try:
-        found = floats_from_base64(found)
+        items = numbers(found)
     except ValueError as error:
-        raise TraceError("TM911", where=where, what=str(error)) from None
-    if not isinstance(found, list):
-        raise TraceError("TM911", where=where, what="expected a list of log-probs or an object with `content`")
-    items = cast("list[Any]", found)
-    if items and any(isinstance(item, dict) for item in items):
-        items = [cast("dict[str, Any]", item).get("logprob") if isinstance(item, dict) else item for item in items]
-    if not set(map(type, items)) <= {float, int, type(None)}:
-        index = next(i for i, item in enumerate(items) if type(item) not in (float, int, type(None)))
-        raise TraceError("TM911", where=f"{where}[{index}]", what=f"expected a number or null, found {items[index]!r}")
+        kinds = (int, float, type(None))
+        entries = cast("list[Any]", found) if isinstance(found, list) else []
+        index = next((i for i, item in enumerate(entries) if type(item) not in kinds), None)
+        if index is None:
+            raise TraceError("TM911", where=where, what=f"log-probs: {error}") from None
+        raise TraceError("TM911", where=f"{where}[{index}]", what=f"expected a number or null, found {entries[index]!r}") from None
     if len(items) != count:
         raise TraceError("TM101", where=where, what=f"{len(items)} log-probs for {count} sampled token ids",
                          fix="every sampled token needs its log-prob or null, in the same order")  # fmt: skip
