@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,8 @@ if TYPE_CHECKING:
     from tracemask.render.tokenizer import Tokenizer
     from tracemask.store.reader import Dataset
     from tracemask.store.row import Row
+
+NUMBER = re.compile("-?[0-9]{1,18}")
 
 
 def columns_option(text: str | None) -> dict[str, str] | None:
@@ -61,7 +64,7 @@ def row_index(dataset: Dataset, text: str) -> int:
     """A row number, or the row whose id (or trace id) is `text`. Raises UsageError TM900."""
     from tracemask.core.errors import UsageError
 
-    if text.lstrip("-").isdigit():
+    if NUMBER.fullmatch(text):
         index = int(text)
         index = index + len(dataset) if index < 0 else index
         if 0 <= index < len(dataset):
@@ -74,7 +77,9 @@ def row_index(dataset: Dataset, text: str) -> int:
     raise UsageError("TM900", where=f"row {text}", what="no row has this id or trace id", fix="see `tracemask stats`")
 
 
-def weigher(recipe: str | None, dataset: Dataset) -> Callable[[Row], dict[str, np.ndarray]]:
+def weigher(
+    recipe: str | None, dataset: Dataset, tokenizer: Tokenizer | None
+) -> Callable[[Row], dict[str, np.ndarray]]:
     """Row to weight streams: those of a recipe over the whole dataset, or (None) those that the rows store."""
     from tracemask.report.lanes import stored_weights
 
@@ -82,8 +87,9 @@ def weigher(recipe: str | None, dataset: Dataset) -> Callable[[Row], dict[str, n
         return stored_weights
     from tracemask.recipe import Recipe
     from tracemask.recipe.advantage import compute
-    from tracemask.recipe.weights import lay
+    from tracemask.recipe.laying import Laying
 
     loaded = Recipe.load(recipe)
-    advantages = compute(loaded, dataset.scalars())
-    return lambda row: lay(loaded, row, float(advantages.values[row.index]))
+    advantages = compute(loaded, dataset.scalars(), rows=len(dataset))
+    laying = Laying(loaded, dataset, advantages, token_bytes=None if tokenizer is None else tokenizer.id_bytes)
+    return lambda row: laying.laid(row).weights

@@ -27,7 +27,7 @@ def command(
     from tracemask_cli.output import console, progress
 
     data, loaded = open_with_tokenizer(dataset, tokenizer=tokenizer, columns=columns)
-    weigh = weigher(recipe, data)
+    weigh = weigher(recipe, data, loaded)
     findings, names, found = [], {}, {}
     if check:
         from tracemask.check.runner import check_dataset

@@ -29,14 +29,14 @@ def command(
     """Print one row as coloured tokens: hue is the author, bold on a background is the loss, the margin says both."""
     from tracemask.core.errors import UsageError
     from tracemask.report.dump import View, dump
-    from tracemask_cli.dataset import open_with_tokenizer, row_index, weigher
+    from tracemask_cli.dataset import NUMBER, open_with_tokenizer, row_index, weigher
     from tracemask_cli.output import console
 
     data, loaded = open_with_tokenizer(dataset, tokenizer=tokenizer, columns=columns)
     token = None
     if at is not None:
         row, _, place = at.rpartition(":")
-        if not place.isdigit():
+        if not NUMBER.fullmatch(place) or int(place) < 0:
             raise UsageError("TM900", where=f"--at {at}", what="expected ROW:TOKEN", fix="for example --at 12:82")
         token = int(place)
     findings = _findings(data, loaded) if first_error else []
@@ -70,7 +70,7 @@ def command(
         around=around,
         findings=[f for f in findings if f.place.row == index],
     )
-    weights = weigher(recipe, data)(shown)
+    weights = weigher(recipe, data, loaded)(shown)
     for line in dump(shown, loaded, weights=weights, view=view):
         out.print(line, soft_wrap=True)
     if loaded is None:

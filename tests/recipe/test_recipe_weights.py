@@ -149,7 +149,9 @@ def test_rows_are_chosen_by_scalars_and_by_fields_of_a_struct() -> None:
     row = agent(source={"format": "openai", "path": "a"}, truncated=False)
     assert trained(rl(rows={"source.format": ["openai"]}), row, "rl").size == 13
     assert trained(rl(rows={"source.format": ["verifiers"]}), row, "rl").size == 0
-    assert trained(rl(rows={"no.such": ["x"]}), row, "rl").size == 0
+    assert trained(rl(rows={"source.such": ["x"]}), row, "rl").size == 0
+    with pytest.raises(RecipeError, match="'no'"):
+        trained(rl(rows={"no.such": ["x"]}), row, "rl")
 
 
 def test_an_untrainable_trace_is_never_trained() -> None:

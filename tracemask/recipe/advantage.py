@@ -51,8 +51,9 @@ class Advantages:
         return self.reason > 0
 
 
-def compute(recipe: Recipe, scalars: Scalars) -> Advantages:
+def compute(recipe: Recipe, scalars: Scalars, *, rows: int | None = None) -> Advantages:
     """Advantages of every row. scalars: whole columns by name (trace_id, group_id or task_id, reward, truncated, …).
+    rows: N, needed where the dataset may have no scalar column at all.
 
     The dataset is one batch; `for_step` compares a step's rollouts among themselves.
 
@@ -61,7 +62,7 @@ def compute(recipe: Recipe, scalars: Scalars) -> Advantages:
     RecipeError TM603. Raises RecipeError TM605 for an incomplete group where the recipe says error.
     """
     recipe = Recipe.load(recipe)
-    rollouts = gather(recipe, scalars)
+    rollouts = gather(recipe, scalars, rows=rows)
     findings: list[Finding] = []
     reason = np.where(rollouts.trainable, 0, REASONS.index("not_trainable")).astype(np.uint8)
     values, rewards = _estimated(recipe, scalars, rollouts, reason, findings)
@@ -127,14 +128,9 @@ def _by_estimator(recipe: Recipe, rollouts: Rollouts, rewards: np.ndarray, valid
         estimate, parts = PER_GROUP[spec.estimator], members_of(rollouts.group, valid)
     else:
         estimate, parts = OVER_ALL[spec.estimator], [np.flatnonzero(valid)]
-    lengths = rollouts.quantities.get("n_sampled")
-    if spec.baseline == "length_weighted" and lengths is None:
-        raise RecipeError(
-            "TM603",
-            where="advantage.baseline",
-            what="length_weighted needs the scalar n_sampled",
-            fix='use baseline = "mean"',
-        )
+    lengths = None
+    if spec.baseline == "length_weighted":
+        lengths = rollouts.quantity("n_sampled", wanted_by="advantage.baseline")
     for part in parts:
         if len(part):
             members = Members(None if lengths is None else lengths[part], [rollouts.agents[at] for at in part])
@@ -210,6 +206,6 @@ def _incomplete(recipe: Recipe, rollouts: Rollouts, reason: np.ndarray, findings
 def _filtered(recipe: Recipe, rollouts: Rollouts, reason: np.ndarray) -> None:
     if recipe.filters.truncated == "mask":
         reason[rollouts.truncated & (reason == 0)] = REASONS.index("truncated")
-    if recipe.filters.max_tokens is not None and "n_sampled" in rollouts.quantities:
-        long = rollouts.quantities["n_sampled"] > recipe.filters.max_tokens
+    if recipe.filters.max_tokens is not None:
+        long = rollouts.quantity("n_sampled", wanted_by="filters.max_tokens") > recipe.filters.max_tokens
         reason[long & (reason == 0)] = REASONS.index("too_long")

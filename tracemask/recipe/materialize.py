@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -12,11 +11,10 @@ import numpy as np
 from tracemask.core.finding import Finding, Severity
 from tracemask.recipe.advantage import Advantages, compute, for_step
 from tracemask.recipe.counting import StepCounts
-from tracemask.recipe.keys import dataset_key, stream, streams
+from tracemask.recipe.laying import Laying
 from tracemask.recipe.model import Recipe
 from tracemask.recipe.normalize import NORMALIZERS, Tally
 from tracemask.recipe.select import TokenBytes
-from tracemask.recipe.weights import lay_row
 from tracemask.store.row import Row
 
 if TYPE_CHECKING:
@@ -69,9 +67,8 @@ def materialize(
     from tracemask.store.derive import add_columns
 
     recipe = Recipe.load(recipe)
-    plan = _Plan(
-        recipe, dataset, compute(recipe, dict(dataset.scalars())), groups_per_step, policy_version, token_bytes
-    )
+    advantages = compute(recipe, dataset.scalars(), rows=len(dataset))
+    plan = _Plan(recipe, dataset, advantages, groups_per_step, policy_version, token_bytes)
     plan.count()
     config = {"materialize": {"groups_per_step": groups_per_step, "policy_version": policy_version}}
     add_columns(dataset, out, plan.columns, config=config, recipe=recipe.model_dump(mode="json"), force=force)
@@ -94,27 +91,25 @@ class _Plan:
     ) -> None:
         self.recipe, self.dataset, self.advantages = recipe, dataset, advantages
         self.groups_per_step = groups_per_step or max(advantages.n_groups, 1)
-        self.policy_version, self.token_bytes = policy_version, token_bytes
         self.tallies: dict[int, dict[str, Tally]] = {}
         self.selected: Counter[str] = Counter(dict.fromkeys(recipe.components, 0))
         self.dropped: Counter[str] = Counter()
         self.empty_steps = 0
-        self._branches = self._rows_of_traces()
         scalars = dict(dataset.scalars()) if recipe.advantage.over_batch else {}
         step_of = advantages.group // self.groups_per_step
         for number in range(int(step_of.max(initial=0)) + 1 if recipe.advantage.over_batch else 0):
             rows = np.flatnonzero(step_of == number).tolist()
             self.advantages = for_step(recipe, scalars, self.advantages, rows)
+        self.laying = Laying(recipe, dataset, self.advantages, policy_version=policy_version, token_bytes=token_bytes)
 
     def count(self) -> None:
         """First pass."""
         counts: dict[int, StepCounts] = {}
         for row in self.dataset:
-            key = dataset_key(row, self.advantages)
-            weights, _, dropped = self._laid(row)
+            key, laid = self.laying.key(row), self.laying.laid(row)
             step = counts.setdefault(key.group // self.groups_per_step, StepCounts(self.recipe))
-            step.add(row, weights, key.rollout, key.group)
-            self.dropped.update(dropped)
+            step.add(row, laid.weights, key.rollout, key.group)
+            self.dropped.update(laid.dropped)
         for number, step in sorted(counts.items()):
             _, selected, self.tallies[number] = step.reduced()
             self.selected.update(selected)
@@ -122,8 +117,8 @@ class _Plan:
 
     def columns(self, row: Row) -> dict[str, np.ndarray]:
         """Second pass: what add_columns writes for one row."""
-        key = dataset_key(row, self.advantages)
-        weights, values, _ = self._laid(row)
+        key, values = self.laying.key(row), self.laying.values(row)
+        weights = self.laying.laid(row, values).weights
         out: dict[str, np.ndarray] = {"advantage": np.where(np.isnan(values), 0.0, values).astype(np.float32)}
         for name, component in self.recipe.components.items():
             spec, tally = component.normalizer, self.tallies[key.group // self.groups_per_step][name]
@@ -141,37 +136,4 @@ class _Plan:
             if key.endswith(".first_token"):
                 message = f"{count} rows begin with a trained token of component {key.split('.')[0]}: weight 0"
                 out.append(Finding("TM604", message, severity=Severity.WARNING))
-        return out
-
-    def _laid(self, row: Row) -> tuple[dict[str, np.ndarray], np.ndarray, Counter[str]]:
-        key = dataset_key(row, self.advantages)
-        values = self._stream(row)
-        laid = lay_row(
-            self.recipe,
-            row,
-            values,
-            policy_version=self.policy_version,
-            token_bytes=self.token_bytes,
-            reason=key.reason,
-        )
-        return laid.weights, values, laid.dropped
-
-    def _stream(self, row: Row) -> np.ndarray:
-        indices = self._branches.get(row.scalars.get("trace_id"), [])
-        if len(indices) < 2:
-            return stream(self.recipe, row, dataset_key(row, self.advantages))
-        rows = list(self._rows(indices))
-        keys = [dataset_key(each, self.advantages) for each in rows]
-        return streams(self.recipe, rows, keys)[indices.index(row.index)]
-
-    def _rows(self, indices: list[int]) -> Iterator[Row]:
-        return (self.dataset.row(index) for index in indices)
-
-    def _rows_of_traces(self) -> dict[Any, list[int]]:
-        """Rows that must be seen together: those of a trace, where shared tokens take the mean over branches."""
-        if self.recipe.advantage.shared != "mean_of_branches":
-            return {}
-        out: dict[Any, list[int]] = {}
-        for index, trace in enumerate(self.dataset.scalars(["trace_id"]).get("trace_id", [])):
-            out.setdefault(trace, []).append(index)
         return out

@@ -6,7 +6,6 @@ import math
 
 import numpy as np
 
-from tracemask.core.errors import RecipeError
 from tracemask.recipe.model import LengthPenalty, Recipe, SoftOverlong
 from tracemask.recipe.rollouts import Rollouts
 
@@ -47,14 +46,7 @@ def _length_penalised(spec: LengthPenalty, rewards: np.ndarray, rollouts: Rollou
 def _quantity(rollouts: Rollouts, name: str) -> np.ndarray:
     if name == "n_input":
         return _quantity(rollouts, "n_tokens") - _quantity(rollouts, "n_sampled")
-    if name not in rollouts.quantities:
-        raise RecipeError(
-            "TM603",
-            where="reward",
-            what=f"the penalty needs the scalar {name}, which the dataset lacks",
-            fix="set that weight to 0, or convert again with a version that writes it",
-        )
-    return rollouts.quantities[name]
+    return rollouts.quantity(name, wanted_by="reward")
 
 
 def members_of(group_R: np.ndarray, valid_R: np.ndarray) -> list[np.ndarray]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +12,7 @@ from tracemask.core.errors import RecipeError
 from tracemask.recipe.model import Recipe
 
 Scalars = Mapping[str, Sequence[Any]]
+LARGEST = float(np.finfo(np.float32).max)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,13 +38,49 @@ class Rollouts:
     def __len__(self) -> int:
         return len(self.labels)
 
+    def quantity(self, name: str, *, wanted_by: str) -> np.ndarray:
+        """One of `quantities`, float64[R]. Raises RecipeError TM603 where the dataset lacks it."""
+        if name in self.quantities:
+            return self.quantities[name]
+        what = f"it needs the scalar {name}, which the dataset lacks"
+        raise RecipeError(
+            "TM603", where=wanted_by, what=what, fix="leave that out, or convert the traces: it is written"
+        )
+
 
 def as_number(value: Any, *, name: str = "reward", where: str = "") -> float:
-    """None and NaN are missing (NaN); booleans are 0 and 1. Raises RecipeError TM603 for anything else."""
+    """None and NaN are missing (NaN); booleans are 0 and 1, text is read as a number where it is one.
+
+    Raises RecipeError TM603 for anything else, and for what float32 cannot hold: advantages are stored in it.
+    """
     try:
-        return float("nan") if value is None else float(value)
-    except (TypeError, ValueError):
-        raise RecipeError("TM603", where=where, what=f"{name} is {value!r}, not a number", fix="repair it") from None
+        number = float("nan") if value is None else float(value)
+    except (TypeError, ValueError, OverflowError):
+        what = f"{name} is {_brief(value)}, not a number"
+        raise RecipeError("TM603", where=where, what=what, fix="repair it") from None
+    if abs(number) > LARGEST:
+        what = f"{name} is {number:g}, beyond {LARGEST:.0e}"
+        raise RecipeError("TM603", where=where, what=what, fix=f"repair the {name}")
+    return number
+
+
+def as_label(value: Any, *, name: str, where: str = "") -> Hashable:
+    """What rollouts are told apart and grouped by: text, a number or a boolean; None and NaN are missing (None).
+
+    Raises RecipeError TM603 for a list or a struct.
+    """
+    if not is_present(value):
+        return None
+    if isinstance(value, Hashable):
+        return value
+    raise RecipeError(
+        "TM603", where=where, what=f"{name} is {_brief(value)}, neither text nor a number", fix="name another column"
+    )
+
+
+def _brief(value: Any) -> str:
+    text = f"a number of {value.bit_length()} bits" if isinstance(value, int) else repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}…"
 
 
 def is_present(value: Any) -> bool:
@@ -51,12 +88,14 @@ def is_present(value: Any) -> bool:
     return value is not None and value == value
 
 
-def gather(recipe: Recipe, scalars: Scalars, *, reward: str | None = None) -> Rollouts:
-    """Rollouts of a dataset. `reward` names the scalar column, default the recipe's.
+def gather(recipe: Recipe, scalars: Scalars, *, reward: str | None = None, rows: int | None = None) -> Rollouts:
+    """Rollouts of a dataset. `reward` names the scalar column, default the recipe's; `rows`: N, where there may be no
+    scalar column to tell.
 
-    Raises RecipeError TM940 where rows of one trace disagree on the reward or a named column does not exist.
+    Raises RecipeError TM940 where rows of one trace disagree on the reward or a named column does not exist, TM603
+    for values that are no numbers or names.
     """
-    n = len(next(iter(scalars.values()))) if scalars else 0
+    n = len(next(iter(scalars.values()))) if scalars else rows or 0
     of_row, first = _rollout_of_row(recipe, scalars, n)
     column = reward or recipe.reward.column
     rewards = _rewards(scalars.get(column), of_row, len(first), column, scalars)
@@ -69,7 +108,7 @@ def gather(recipe: Recipe, scalars: Scalars, *, reward: str | None = None) -> Ro
         trainable=~_any(
             [is_present(value) and not value for value in scalars.get("trainable", ())], of_row, len(first)
         ),
-        quantities={name: _sums(scalars[name], of_row, len(first)) for name in QUANTITIES if name in scalars},
+        quantities={name: _sums(scalars[name], of_row, len(first), name) for name in QUANTITIES if name in scalars},
         labels=[_label(scalars, row) for row in first],
         agents=[str(_at(scalars.get(recipe.advantage.agent), row, "policy")) for row in first],
         n_groups=n_groups,
@@ -96,8 +135,9 @@ def _rollout_of_row(recipe: Recipe, scalars: Scalars, n: int) -> tuple[np.ndarra
         return of_row, list(range(n))
     index: dict[Any, int] = {}
     first: list[int] = []
-    for row, key in enumerate(ids):
-        key = key if is_present(key) else ("", row)
+    for row, value in enumerate(ids):
+        key = as_label(value, name="trace_id", where=f"row {row}")
+        key = ("", row) if key is None else key
         if key not in index:
             index[key] = len(first)
             first.append(row)
@@ -109,8 +149,6 @@ def _rewards(column: Sequence[Any] | None, of_row: np.ndarray, n: int, name: str
     out = np.full(n, np.nan)
     for row, value in enumerate(column if column is not None else ()):
         number, rollout = as_number(value, name=name, where=_label(scalars, row)), of_row[row]
-        if np.isinf(number):
-            raise RecipeError("TM603", where=_label(scalars, row), what=f"{name} is {number}", fix="repair the reward")
         if np.isnan(number) or number == out[rollout]:
             continue
         if not np.isnan(out[rollout]):
@@ -129,12 +167,13 @@ def _groups(recipe: Recipe, scalars: Scalars, first: list[int]) -> tuple[np.ndar
     if by is not None and by not in scalars:
         known = ", ".join(scalars)
         raise RecipeError("TM940", where="group.by", what=f"the dataset has no scalar {by!r}", fix=f"it has {known}")
-    columns = [scalars.get(name) for name in ((by,) if by else ("group_id", "task_id"))]
+    columns = {name: scalars[name] for name in ((by,) if by else ("group_id", "task_id")) if name in scalars}
     index: dict[Any, int] = {}
     group = np.empty(len(first), dtype=np.int64)
     alone = 0
     for rollout, row in enumerate(first):
-        keys = [(k, column[row]) for k, column in enumerate(columns) if column is not None and is_present(column[row])]
+        labels = [(name, as_label(column[row], name=name, where=f"row {row}")) for name, column in columns.items()]
+        keys = [key for key in labels if key[1] is not None]
         alone += not keys
         group[rollout] = index.setdefault(keys[0] if keys else ("alone", rollout), len(index))
     return group, len(index), alone
@@ -151,6 +190,6 @@ def _any(column: Sequence[Any] | None, of_row: np.ndarray, n: int) -> np.ndarray
     return out
 
 
-def _sums(column: Sequence[Any], of_row: np.ndarray, n: int) -> np.ndarray:
-    values = np.fromiter((value if is_present(value) else 0 for value in column), dtype=np.float64, count=len(of_row))
-    return np.bincount(of_row, weights=values, minlength=n)
+def _sums(column: Sequence[Any], of_row: np.ndarray, n: int, name: str) -> np.ndarray:
+    values = np.array([as_number(value, name=name, where=f"row {row}") for row, value in enumerate(column)])
+    return np.bincount(of_row, weights=np.nan_to_num(values), minlength=n)

@@ -94,12 +94,18 @@ def rule_weights(component: Component, row: Row) -> np.ndarray:
 
 
 def admits(component: Component, row: Row) -> bool:
-    """The component's `rows` filter accepts this row's scalars; "a.b" reads field b of the struct a."""
+    """The component's `rows` filter accepts this row's scalars; "a.b" reads field b of the struct a, true and false are
+    spelled as in TOML. Raises RecipeError TM603 for a scalar that the dataset lacks: a typo would train nothing."""
     for name, allowed in component.rows.items():
-        value: object = row.scalars
-        for part in name.split("."):
+        first, *rest = name.split(".")
+        if first not in row.scalars:
+            what = f"rows names the scalar {first!r}, which the dataset lacks"
+            fix = f"it has {', '.join(map(str, row.scalars)) or 'none'}"
+            raise RecipeError("TM603", where=f"row {row.index}", what=what, fix=fix)
+        value = row.scalars[first]
+        for part in rest:
             value = value.get(part) if isinstance(value, Mapping) else None
-        if str(value) not in allowed:
+        if (str(value).lower() if isinstance(value, bool | np.bool_) else str(value)) not in allowed:
             return False
     return True
 

@@ -74,12 +74,13 @@ def branch_means(rows: Sequence[Row], streams: list[np.ndarray]) -> None:
     for row, stream in zip(rows, streams, strict=True):
         if not len(row) or np.isnan(stream[0]):
             continue
-        at, upto = row, len(row)
+        at, upto, seen = row, len(row), set()
         while (at.scalars.get("fork_position") or 0) > 0 and at.scalars.get("fork_row") is not None:
             upto = min(upto, int(at.scalars["fork_position"]))
             parent = by_branch.get((row.scalars.get("trace_id"), at.scalars["fork_row"]))
-            if parent is None:
+            if parent is None or parent in seen or rows[parent] is row:
                 break
+            seen.add(parent)
             sums[parent][:upto] += stream[0]
             counts[parent][:upto] += 1
             at = rows[parent]

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sized
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -13,13 +13,17 @@ from tracemask.core.errors import RecipeError
 from tracemask.recipe import Recipe
 from tracemask.recipe.advantage import Advantages, compute
 from tracemask.recipe.audit import Audit, ComponentAudit, audit
-from tracemask.recipe.model import PER_TOKEN
+from tracemask.recipe.model import PER_TOKEN, AdvantageSpec, RewardSpec
 from tracemask.recipe.normalize import NORMALIZERS
 from tracemask.recipe.rollouts import Scalars
 from tracemask.recipe.select import TokenBytes
 from tracemask.store.row import Row
 
 NAMES = tuple(NORMALIZERS)
+
+
+class Rows(Sized, Iterable[Row], Protocol):
+    """A dataset, or a list of rows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +62,7 @@ class Explanation:
 
 def explain(
     recipe: Recipe | str,
-    rows: Iterable[Row],
+    rows: Rows,
     scalars: Scalars,
     *,
     token_bytes: TokenBytes | None = None,
@@ -70,13 +74,12 @@ def explain(
     recipe = Recipe.load(recipe)
     notes = []
     try:
-        advantages = compute(recipe, scalars)
+        advantages = compute(recipe, scalars, rows=len(rows))
     except RecipeError as error:
         if error.code != "TM603" or "advantage" not in recipe.needs:
             raise
-        ones = [1.0] * len(next(iter(scalars.values()), ()))
-        plain = Recipe.load({"advantage": {"estimator": "reward"}, "rl": {"term": "reinforce"}})
-        advantages = compute(plain, {**scalars, "reward": ones})
+        plain = recipe.model_copy(update={"advantage": AdvantageSpec(estimator="reward"), "reward": RewardSpec()})
+        advantages = compute(plain, {**scalars, "reward": [1.0] * len(rows)})
         notes.append(f"{error.what}: every advantage is taken as 1")
     if recipe.advantage.estimator in PER_TOKEN:
         notes.append("A is the mean over the rollout's trained tokens")
