@@ -46,6 +46,40 @@ Conversations: {names}.
 | --- | ---: | ---: | ---: | ---: | ---: | --- |
 """
 
+OUTRO = """
+## Refused by name (TM921)
+
+What cannot be followed character by character is not guessed at: `str.encode`; `expandtabs` on text with tabs; `%` and
+`str.format` whose format is a field; widths taken from arguments (`%*d`); changes of letter case whose result depends on the
+text beside a field; all of `safe`'s result but printing, `+`, `~`, `trim` and `tojson`; the filters {filters}; `lipsum`;
+`autoescape`, `include`, `import`, `extends`; printing functions, generators and other Python objects; image, audio and video parts.
+
+Booleans, nulls and computed numbers are attributed to their field and marked coarse, and so is a container printed without `tojson`.
+
+## Limits (TM922)
+
+{chars} characters of any text, {steps} steps (loop iterations, calls, list elements), {items} elements of a list, ranges of
+100,000 as in every sandboxed Jinja, numbers of {bits} bits, JSON indents of {indent}, templates of {source} characters. In the
+worker (the default) each compilation and each render has {cpu} s of CPU time and {memory} MB of address space.
+"""
+
+
+def limits() -> dict[str, str]:
+    """The numbers and names of OUTRO."""
+    from tracemask.render import budget, filters, json_spelling, operators, provenance, worker
+
+    return {
+        "filters": ", ".join(f"`{name}`" for name in filters.REFUSED),
+        "chars": f"{provenance.MAX_CHARS:,}",
+        "steps": f"{budget.MAX_STEPS:,}",
+        "items": f"{operators.MAX_ITEMS:,}",
+        "bits": f"{operators.MAX_BITS:,}",
+        "indent": str(json_spelling.MAX_INDENT),
+        "source": f"{budget.MAX_SOURCE:,}",
+        "cpu": str(worker.CPU_SECONDS),
+        "memory": str(worker.MEMORY >> 20),
+    }
+
 
 def sources() -> dict[str, str]:
     """Name to source of every template in the cache."""
@@ -134,7 +168,7 @@ def page(found: dict[str, list[Result]]) -> str:
         supported=supported,
         names=", ".join(CHATS),
     )
-    return intro + "\n".join(rows) + "\n"
+    return intro + "\n".join(rows) + "\n" + OUTRO.format(**limits())
 
 
 def pages() -> dict[str, str]:

@@ -189,8 +189,10 @@ def assemble(pieces: Sequence[tuple[int, str]]) -> RenderedText:
     for message, piece in pieces:
         for length, tag in ((len(piece), None),) if type(piece) is str else piece._runs:  # pyright: ignore
             if not length:
-                if type(tag) is Mark:
-                    opened.append(at) if tag.opens else generation.append((opened.pop(), at))
+                if type(tag) is Mark and tag.opens:
+                    opened.append(at)
+                elif type(tag) is Mark and opened:
+                    generation.append((opened.pop(), at))
                 continue
             position = message
             if type(tag) is At:
