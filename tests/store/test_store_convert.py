@@ -14,6 +14,7 @@ import pytest
 from store_rows import ROLLOUTS, TOKENIZER, files
 
 from tracemask.core.errors import TracemaskError
+from tracemask.core.vocab import Author
 from tracemask.store.convert import Progress, RenderConfig, convert
 from tracemask.store.manifest import verify
 from tracemask.store.reader import open_dataset
@@ -289,6 +290,34 @@ def test_a_bucket_holds_the_same_bytes_as_a_folder(undisturbed: Path) -> None:
     convert(str(ROLLOUTS), "memory://convert-same", render=RENDER, rows_per_shard=EVERY)
     folder = open_folder("memory://convert-same")
     assert {name: folder.read(name) for name in folder.names()} == files(undisturbed)
+
+
+def test_logs_in_a_bucket_give_the_same_bytes_as_local_ones(tmp_path: Path) -> None:
+    import fsspec
+
+    (tmp_path / "in" / "sub").mkdir(parents=True)
+    log(tmp_path / "in" / "a.jsonl", 2)
+    log(tmp_path / "in" / "sub" / "b.jsonl", 3)
+    fs = fsspec.filesystem("memory")
+    fs.put(str(tmp_path / "in") + "/", "/convert-in/", recursive=True)
+    for source, name in ((tmp_path / "in", "folder"), (tmp_path / "in" / "a.jsonl", "file")):
+        convert(str(source), str(tmp_path / name), render=RENDER)
+    convert("memory://convert-in", str(tmp_path / "bucket-folder"), render=RENDER)
+    convert("memory://convert-in/a.jsonl", str(tmp_path / "bucket-file"), render=RENDER)
+    assert files(tmp_path / "folder") == files(tmp_path / "bucket-folder")
+    assert files(tmp_path / "file") == files(tmp_path / "bucket-file")
+    with pytest.raises(TracemaskError, match="TM901"):
+        convert("memory://convert-in/none.jsonl", str(tmp_path / "none"), render=RENDER)
+
+
+def test_author_rules_are_applied_and_part_of_the_plan(tmp_path: Path) -> None:
+    source = log(tmp_path / "a.jsonl", 2)
+    rules = {"authors": [{"role": "user", "author": "environment"}]}
+    convert(str(source), str(tmp_path / "out"), render=RENDER, authors=rules)
+    row = open_dataset(tmp_path / "out").row(0)
+    assert int((row["author"] == Author.ENVIRONMENT).sum()) > 0
+    with pytest.raises(TracemaskError, match="TM933"):
+        convert(str(source), str(tmp_path / "out"), render=RENDER)
 
 
 @pytest.mark.parametrize(

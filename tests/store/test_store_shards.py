@@ -271,3 +271,9 @@ def test_what_is_no_dataset_gives_a_coded_error(tmp_path: Path, path: str, code:
         open_dataset(tmp_path / path)
     assert error.value.code == code
     assert error.value.fix
+
+
+def test_an_object_store_without_a_dataset_is_said() -> None:
+    with pytest.raises(TracemaskError) as error:
+        open_dataset("memory://nothing-here")
+    assert error.value.code == "TM931"

@@ -18,9 +18,10 @@ from tracemask.core.errors import StoreError, TracemaskError, UsageError
 from tracemask.core.fingerprint import fingerprint
 from tracemask.core.registry import Table
 from tracemask.store.commit import finish, prepare, remove_dataset, valid_receipt
+from tracemask.store.fetch import local_copies
 from tracemask.store.folder import open_folder
 from tracemask.store.lock import locked
-from tracemask.store.manifest import Receipt, Skip
+from tracemask.store.manifest import Input, Manifest, Receipt, Skip
 from tracemask.store.plan import DEFAULT_SHARD_BYTES, Range, cut, describe, units_per_shard
 from tracemask.store.rows import of_sample
 from tracemask.store.schema import FORMAT_VERSION, Profile, make_metadata
@@ -225,7 +226,9 @@ def convert(
     force: bool = False,
     progress: Callable[[Progress], None] | None = None,
 ) -> Summary:
-    """Converts logs into a dataset at `out`, a folder or an fsspec URL; a run that was killed is continued.
+    """Converts logs (paths, globs or fsspec URLs) into a dataset at `out`, a folder or an fsspec URL.
+
+    A run that was killed is continued by the same call and ends with the bytes of an undisturbed one.
 
     rows_per_shard: traces a shard takes at most (their rows stay together); default: from shard_bytes. max_skipped: the
     summary says whether more records were skipped. force: replaces another dataset in the folder. workers > 1 start
@@ -236,28 +239,44 @@ def convert(
     """
     _check_options(workers, rows_per_shard, shard_bytes, max_skipped, on_error)
     run_engine = ENGINES[engine]
-    folder = open_folder(out)
     rules = authors if isinstance(authors, AuthorRules) or authors is None else AuthorRules.load(authors)
-    files = inputs(paths, format)
-    described = describe(files)
-    every = rows_per_shard or units_per_shard(files, described, shard_bytes=shard_bytes)
-    metadata = render_metadata(render.build(), profile=profile)
-    config = _config(render, Profile(profile), every, rules, strict)
-    plan = fingerprint([one.model_dump() for one in described], config)
-    ranges = cut(files, every=every, plan=plan)
-    if not ranges:
-        raise UsageError("TM904", where=files[0].rel, what="the input holds no records", fix="give a log with records")
-    work = Work(out, plan, render, metadata, "fail" if on_error == "fail" else "skip", rules, strict)
-    run = _Run(ranges, progress)
-    with locked(folder, force=force):
-        prepare(folder, plan=plan, force=force)
-        receipts = run.through(work, lambda todo: run_engine(work, todo, workers))
-        if not any(receipt.counts.rows for receipt in receipts):
-            remove_dataset(folder)
-            raise _nothing(files[0].rel, receipts)
-        manifest = finish(folder, plan=plan, receipts=receipts, metadata=metadata, config=config, inputs=described)
+    with local_copies(paths) as local:
+        files = inputs(local, format)
+        described = describe(files)
+        every = rows_per_shard or units_per_shard(files, described, shard_bytes=shard_bytes)
+        metadata = render_metadata(render.build(), profile=profile)
+        config = _config(render, Profile(profile), every, rules, strict)
+        plan = fingerprint([one.model_dump() for one in described], config)
+        run = _Run(cut(files, every=every, plan=plan), progress)
+        work = Work(out, plan, render, metadata, "fail" if on_error == "fail" else "skip", rules, strict)
+        manifest = _write(run, work, lambda todo: run_engine(work, todo, workers), config, described, force=force)
     how = {"format": files[0].format, "why": files[0].why}
     return Summary.of(manifest, out=out, reused=run.reused, max_skipped=max_skipped, **how)
+
+
+def _write(
+    run: _Run,
+    work: Work,
+    engine: Callable[[list[Range]], Iterator[Receipt]],
+    config: dict[str, Any],
+    described: list[Input],
+    *,
+    force: bool,
+) -> Manifest:
+    """Under the lock: what an earlier run left, the rest, then the manifest. TM904 where nothing became a row."""
+    if not run.ranges:
+        where = described[0].path
+        raise UsageError("TM904", where=where, what="the input holds no records", fix="give a log with records")
+    folder = open_folder(work.out)
+    with locked(folder, force=force):
+        prepare(folder, plan=work.plan, force=force)
+        receipts = run.through(work, engine)
+        if not any(receipt.counts.rows for receipt in receipts):
+            remove_dataset(folder)
+            raise _nothing(described[0].path, receipts)
+        return finish(
+            folder, plan=work.plan, receipts=receipts, metadata=work.metadata, config=config, inputs=described
+        )
 
 
 def _config(

@@ -147,6 +147,9 @@ def _open_one(path: str, columns: Mapping[str, str] | Sequence[str] | None) -> D
         raise UsageError("TM901", where=path, what="no such file or folder", fix="check the path")
     if _is_ours(path):
         return _open_folder(path, wanted)
+    if "://" in path:
+        fix = "give a folder that convert wrote; copy a dataset of another tool here first"
+        raise StoreError("TM931", where=path, what="no manifest.json here", fix=fix)
     if path.endswith(SHARD_SUFFIX):
         shard = _try_shard(path, wanted)
         if shard is not None:
