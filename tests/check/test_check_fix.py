@@ -65,7 +65,9 @@ def test_unsafe_repairs_wait_for_a_request(data):
 
 
 def test_clean_rows_are_given_back_as_they_are(data):
-    fixer = fix_dataset(Rows(data.rows), tokenizer=data.renderer.tokenizer, template=data.renderer.template, unsafe=True)
+    fixer = fix_dataset(
+        Rows(data.rows), tokenizer=data.renderer.tokenizer, template=data.renderer.template, unsafe=True
+    )
     assert all(fixer(row) is row for row in data.rows)
 
 

@@ -77,6 +77,7 @@ class Session:
         self.have: set[Need] = set()
         self.rows = self.tokens = self.traces = 0
         self.unreadable: list[str] = []
+        self.remarks: list[str] = []
         self.notes: Counter[str] = Counter()  # operational codes that convert recorded with rows
         self.path = ""
         self._ignores = {code: selector for selector in settings.ignore for code in matching([selector])}
@@ -155,6 +156,9 @@ class Session:
         self.ran.add(error.code)
         return self._close()
 
+    def _noted_counts(self) -> list[str]:
+        return [f"{code} noted when the log was read: {count} times" for code, count in sorted(self.notes.items())]
+
     def bad_row(self, error: StoreError, row: int) -> None:
         """A row that cannot be read: a finding where a rule is about it, else a line among the unreadable."""
         self.rows += 1
@@ -182,9 +186,7 @@ class Session:
             unused_ignores=tuple(selector for selector in settings.ignore if selector not in used),
             stale_baseline=self.baseline.stale,
             traces=self.traces,
-            notes=tuple(
-                f"{code} noted when the log was read: {count} times" for code, count in sorted(self.notes.items())
-            ),
+            notes=(*self.remarks, *self._noted_counts()),
             unreadable=tuple(self.unreadable),
         )
 

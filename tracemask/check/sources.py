@@ -64,15 +64,16 @@ def is_log(path: str) -> bool:
     return False
 
 
-def _traces(paths: Sequence[str], unreadable: list[str] | None = None) -> Iterator[Any]:
-    """The traces of logs; records that cannot be read are named in `unreadable`, or stop the run without it."""
+def _traces(paths: Sequence[str], session: Session | None = None) -> Iterator[Any]:
+    """The traces of logs; records that cannot be read are named in the session, or stop the run without one."""
     from tracemask.trace import read_traces
 
     for path in paths:
-        reading = read_traces(path, on_error="fail" if unreadable is None else "skip")
+        reading = read_traces(path, on_error="fail" if session is None else "skip")
         yield from reading
-        if unreadable is not None:
-            unreadable += [str(error) for error in reading.skipped]
+        if session is not None:
+            session.unreadable += [str(error) for error in reading.skipped]
+            session.remarks += [f"{each.place}: {each.code} {each.message}" for each in reading.findings]
 
 
 class Log:
@@ -88,7 +89,7 @@ def _check_logs(
     session = Session(settings, tokenizer=settings.tokenizer, template=template, baseline_out=baseline_out)
     session.start(Log(), path=", ".join(paths))
     if session.run.tokenizer is None:
-        for trace in _traces(paths, session.unreadable):
+        for trace in _traces(paths, session):
             session.trace(trace, alone=True)
         return session.report()
     for block in blocks(_rendered(paths, session, template), tokens=settings.block_tokens):
@@ -105,7 +106,7 @@ def _rendered(paths: Sequence[str], session: Session, template: str | None) -> I
     renderer = Renderer(session.run.tokenizer, template=template)
     index = 0
     for path in paths:
-        for batch in _batches(_traces([path], session.unreadable), BATCH):
+        for batch in _batches(_traces([path], session), BATCH):
             for trace, samples in _samples(renderer, batch, session.unreadable):
                 session.trace(trace)
                 for sample in samples:

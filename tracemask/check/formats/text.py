@@ -65,7 +65,7 @@ def _ignores(report: Report) -> Iterator[str]:
         yield f"{plural(report.suppressed, 'finding')} known to the baseline"
     if report.stale_baseline:
         yield f"{plural(report.stale_baseline, 'baseline entry').replace('entrys', 'entries')} not found any more"
-    yield from report.notes
+    yield from map(neutral, report.notes)
 
 
 def summary(report: Report) -> str:

@@ -150,13 +150,31 @@ def truncated_rollout(view: View) -> Iterator[Finding]:
     """
     block = view.block
     said = np.array([value is True for value in block.scalar("truncated")], dtype=bool)
-    cut = said | _open_ended(view)
+    cut = (said & ~_closed_at_limit(view)) | _open_ended(view)
     for row in np.flatnonzero(cut & (block.sizes > 0)).tolist():
         last = int(block.sizes[row]) - 1
         padding = view.padding[block.offsets[row] : block.offsets[row + 1]]
         last -= int(padding.sum())
         text = "the rollout says that it was truncated" if said[row] else "the last turn has no stop token"
         yield block.finding("TM107", row, text, token=max(last, 0))
+
+
+def _closed_at_limit(view: View) -> np.ndarray:
+    """bool[R]: the engine says length, but the policy had just ended its turn."""
+    block = view.block
+    limited = np.array([str(reason) in _LIMITS for reason in block.scalar("stop")], dtype=bool)
+    if view.run.lens is None or view.mask is None or not limited.any():
+        return np.zeros(len(block.rows), dtype=bool)
+    stops = view.grammar.stops if view.run.grammar is not None else view.lens.stops
+    closed = np.zeros(len(block.rows), dtype=bool)
+    places = np.flatnonzero(view.trained)
+    last = np.zeros(len(block.rows), dtype=np.int64)
+    last[block.row_of[places]] = places
+    closed[block.row_of[places]] = True
+    return limited & closed & np.isin(block.ids[last], list(stops))
+
+
+_LIMITS = frozenset({"length", "max_tokens", "max_length"})
 
 
 def _open_ended(view: View) -> np.ndarray:
