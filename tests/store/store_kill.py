@@ -13,6 +13,7 @@ import shutil
 import signal
 import sys
 import time
+import traceback
 from pathlib import Path
 
 from store_rows import ROLLOUTS, TOKENIZER, files
@@ -35,6 +36,8 @@ def child(out: Path) -> int:
         try:
             work(out)
             code = 0
+        except BaseException:
+            traceback.print_exc()
         finally:
             os._exit(code)
     return pid
