@@ -6,7 +6,7 @@ import binascii
 import math
 import sys
 from array import array
-from base64 import b64decode, b64encode
+from base64 import b64encode
 from collections.abc import Iterable
 from typing import Any, cast
 
@@ -64,8 +64,8 @@ def floats_to_base64(values: Iterable[float | None]) -> str:
 
 def _unpack(kind: str, text: str) -> array[Any]:
     try:
-        raw = b64decode(text, validate=True)
-    except (binascii.Error, ValueError) as error:
+        raw = binascii.a2b_base64(text, strict_mode=True)
+    except ValueError as error:
         raise ValueError(f"neither a list of numbers nor base64: {error}") from None
     if len(raw) % 4:
         raise ValueError(f"base64 of {len(raw)} bytes is not a whole number of 4-byte values")
