@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from odd_chats import OddChats
 from template_chats import CHATS, TOKENS, TOOLS, assistant, call, system, tool, user
 
 from tracemask.core.errors import RenderError
@@ -33,6 +34,14 @@ def corpus(real_templates: Corpus, real_tokenizer: Callable[[str], Path]) -> Cor
         config = json.loads((real_tokenizer(name) / "tokenizer_config.json").read_text(encoding="utf-8"))
         sources[f"{name} (tokenizer)"] = config["chat_template"]
     return sources
+
+
+@pytest.fixture(scope="module")
+def templates(corpus: Corpus) -> dict[str, Template]:
+    return {
+        name: Template(source, name=name, tokens=TOKENS, date=date.today(), sandbox="inline")
+        for name, source in corpus.items()
+    }
 
 
 @pytest.fixture(scope="module")
@@ -61,6 +70,33 @@ def test_text_is_transformers_text_byte_for_byte_or_a_coded_refusal(corpus: Corp
     assert count["identical"] >= 1700
     page = (ROOT / documented.PAGE).read_text(encoding="utf-8")
     assert documented.page(found) == page, "stale: run python docs/generate_templates.py"
+
+
+def test_odd_conversations_render_or_fail_as_they_do_in_transformers(
+    corpus: Corpus, templates: dict[str, Template], documented: Any
+) -> None:
+    peer, odd = documented.peer(TOKENS), OddChats(20261129)
+    same = 0
+    for _ in range(60):
+        chat, kwargs = odd.chat(), odd.kwargs()
+        options: dict[str, Any] = {"tools": odd.tools(), "add_generation_prompt": odd.chance(0.5)}
+        for name in odd.draw.sample(sorted(corpus), 10):
+            try:
+                theirs = peer.apply_chat_template(
+                    copy.deepcopy(chat), chat_template=corpus[name], tokenize=False, **options, **kwargs
+                )
+            except Exception:  # whatever a template raises
+                theirs = None
+            ours = templates[name].render_many([Job(chat, kwargs=kwargs, **options)])[0]
+            if isinstance(ours, RenderError):
+                assert theirs is None, (name, chat, ours)
+            elif theirs is None:
+                assert ours.empty_content or ours.null_content, (name, chat)
+            else:
+                assert ours.text == theirs, (name, chat)
+                assert covered(ours)
+                same += 1
+    assert same > 300
 
 
 def covered(rendered: RenderedText) -> bool:
@@ -144,13 +180,12 @@ def agrees(span: Span, owner: tuple[int, Origin, tuple[str | int, ...]]) -> bool
     return span.source == source and span.origin is origin and (known or origin is Origin.TOOL_CALL)
 
 
-def test_no_content_character_is_lost_or_given_to_another_message_or_field(corpus: Corpus) -> None:
+def test_no_content_character_is_lost_or_given_to_another_message_or_field(templates: dict[str, Template]) -> None:
     tags = Labels()
     chats = labelled(tags)
     seen: Counter[Origin] = Counter()
     wrong: list[str] = []
-    for name, source in corpus.items():
-        template = Template(source, name=name, tokens=TOKENS, sandbox="inline")
+    for name, template in templates.items():
         for messages, tools in chats:
             try:
                 rendered = template.render(messages, tools=tools)
@@ -169,12 +204,11 @@ def test_no_content_character_is_lost_or_given_to_another_message_or_field(corpu
     assert seen[Origin.TOOL_CALL] > 1000 and seen[Origin.TOOLS] > 200, seen
 
 
-def test_a_literal_beside_content_in_a_message_loop_has_that_messages_position(corpus: Corpus) -> None:
+def test_a_literal_beside_content_in_a_message_loop_has_that_messages_position(templates: dict[str, Template]) -> None:
     """Position: in a plain chat each reply stands in its own iteration, whatever the template."""
     messages = [user("UUU1"), assistant("AAA1"), user("UUU2"), assistant("AAA2")]
     checked = 0
-    for name, source in corpus.items():
-        template = Template(source, name=name, tokens=TOKENS, sandbox="inline")
+    for name, template in templates.items():
         try:
             rendered = template.render(messages)
         except RenderError:
@@ -186,14 +220,15 @@ def test_a_literal_beside_content_in_a_message_loop_has_that_messages_position(c
     assert checked >= 4 * 70
 
 
-def test_generation_blocks_have_the_ranges_that_transformers_gives_them(corpus: Corpus) -> None:
+def test_generation_blocks_have_the_ranges_that_transformers_gives_them(
+    corpus: Corpus, templates: dict[str, Template]
+) -> None:
     from transformers.utils.chat_template_utils import render_jinja_template
 
     compared = 0
     for name, source in corpus.items():
         if "generation" not in source or not name.endswith("_training"):
             continue
-        template = Template(source, name=name, tokens=TOKENS, date=date.today(), sandbox="inline")
         for kind in ("plain", "many turns", "parallel calls", "reasoning and calls"):
             messages, tools = CHATS[kind]
             try:
@@ -202,17 +237,17 @@ def test_generation_blocks_have_the_ranges_that_transformers_gives_them(corpus: 
                 )
             except Exception:  # whatever a template raises
                 continue
-            rendered = template.render(messages, tools=tools)
+            rendered = templates[name].render(messages, tools=tools)
             assert rendered.text == texts[0], (name, kind)
             assert list(rendered.generation) == ranges[0], (name, kind)
             compared += len(ranges[0])
     assert compared > 100
 
 
-def test_worker_and_inline_give_the_same_render(corpus: Corpus) -> None:
+def test_worker_and_inline_give_the_same_render(corpus: Corpus, templates: dict[str, Template]) -> None:
     for name, source in list(corpus.items())[::6]:
-        inline = Template(source, name=name, tokens=TOKENS, sandbox="inline")
-        worker = Template(source, name=name, tokens=TOKENS, sandbox="worker")
+        inline = templates[name]
+        worker = Template(source, name=name, tokens=TOKENS, date=inline.date, sandbox="worker")
         for messages, tools in CHATS.values():
             here, there = (each.render_many([Job(messages, tools)])[0] for each in (inline, worker))
             assert str(here) == str(there) if isinstance(here, RenderError) else here == there
