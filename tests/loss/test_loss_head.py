@@ -125,6 +125,32 @@ def test_only_selected_positions_reach_the_vocabulary() -> None:
     assert all(moved[s].eq(0).all() for s in range(S) if s not in seen)
 
 
+def test_poison_in_a_target_that_nobody_weighs_changes_not_one_bit() -> None:
+    hidden, weight, _ = tensors()
+    batch = random_batch(4, components=NAMES, weights={c: np.arange(25) % 2 for c in NAMES})
+    clean = loss.from_hidden(TOKEN, hidden, weight, batch)
+    dirty = hidden.detach().clone()
+    dirty[batch.parent_slot[0]] = float("nan")
+    dirty[batch.parent_slot[2], 3] = float("inf")
+    dirty.requires_grad_()
+    out = loss.from_hidden(TOKEN, dirty, weight, batch)
+    assert torch.equal(out.total, clean.total)
+    assert out.logprobs.isnan().nonzero().flatten().tolist() == [0, 2]
+    for a, b in zip(grads(out, (dirty, weight)), grads(clean, (hidden, weight))):
+        assert torch.equal(a, b)
+
+
+def test_a_users_own_term_trains_through_the_head() -> None:
+    hidden, weight, _ = tensors()
+    batch = random_batch(17)
+    lp, _ = loss.head_logprobs(hidden, weight, batch)
+    share = batch.weights["rl"] / batch.denominator["rl"]
+    expected = torch.autograd.grad((share * 3 * lp**2).sum(), (hidden, weight))
+    out = loss.from_hidden(recipe(rl=rl("test_loss_terms:squared", scale=3.0)), hidden, weight, batch)
+    for a, b in zip(grads(out, (hidden, weight)), expected):
+        assert torch.allclose(a, b, atol=1e-12)
+
+
 def test_several_targets_of_one_parent_use_one_row_of_logits_and_all_count() -> None:
     hidden, weight, _ = tensors()
     arrays = {

@@ -45,7 +45,8 @@ def from_hidden(
 ) -> LossOutput:
     """The loss of one micro-batch from hidden states, through the fused LM head.
 
-    recipe: a Recipe, its name, path or dict, or an object with `components`. hidden_SH: [S, H] or [1, S, H], after the final norm.
+    recipe: a Recipe, its name, path or dict, or an object with `components`.
+    hidden_SH: [S, H] or [1, S, H], after the final norm.
     head_weight_VH: [V, H], same dtype; a plain tensor, or a DTensor (gathered here, its gradient summed over ranks).
     counts: component → one denominator for all its tokens, in place of the batch's (for after_rejection).
     chunk: logit rows at a time. head: "chunked" (torch), "triton", "auto" (triton on CUDA, else chunked).

@@ -103,6 +103,19 @@ def means(pairs: Mapping[str, tuple[float, float]]) -> dict[str, float]:
     return out
 
 
+def moved_quantile(pairs: Mapping[str, tuple[float, float]], name: str, share: float) -> float:
+    """Upper bound, from the histogram, of the `share` quantile of p − q against "sampler", "old" or "ref"; +inf above
+    the last edge, NaN where nothing was counted.
+    """
+    for edge in DRIFT_EDGES:
+        below, count = pairs[f"{name}/moved_below_{edge:g}"]
+        if not count:
+            return float("nan")
+        if below >= share * count:
+            return edge
+    return float("inf")
+
+
 def rollout_totals(weights: Tensor, denominator: Tensor, rollout: Tensor, rollouts: int) -> Tensor:
     """Σ |weight| / denominator of each rollout [rollouts]: how hard its length alone makes it push (length bias)."""
     keep = weights != 0

@@ -47,6 +47,7 @@ class Objective:
         self.needs_every_logprob = any(c.level is Level.SEQUENCE for c in components)
         self.trains_entropy = any(c.trains_entropy for c in components)
         self.wants_entropy = entropy or self.trains_entropy
+        self.idle = torch.ones(len(targets), dtype=torch.bool, device=targets.row.device)
         self._ready: tuple[Tensor, Tensor | None] | None = None
         for component in components:
             if component.after_rejection and component.name not in self.counts:
@@ -61,6 +62,7 @@ class Objective:
                     what=f"no weights for component {component.name!r}",
                     fix=f"weigh its tokens; the batch has {', '.join(targets.weights) or 'no weights'}",
                 )
+            self.idle = self.idle & (targets.weights[component.name] == 0)
 
     def parts(self, lp: Tensor, entropy: Tensor | None, lo: int = 0, hi: int | None = None) -> list[Part]:
         """Every component on targets lo..hi; lp [hi − lo]."""

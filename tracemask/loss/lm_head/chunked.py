@@ -19,8 +19,12 @@ from tracemask.loss.lm_head.spec import Logits, accumulation_dtype, chunk_rows
 
 
 class Objective(Protocol):
-    """What the head asks of the loss. lp, entropy (None if unwanted): [hi − lo] of targets lo..hi in row order."""
+    """What the head asks of the loss. lp, entropy (None if unwanted): [hi − lo] of targets lo..hi in row order.
 
+    idle: bool [N], targets that no component weighs.
+    """
+
+    idle: Tensor
     needs_every_logprob: bool
     wants_entropy: bool
     trains_entropy: bool
@@ -73,6 +77,10 @@ class _Pass:
         # out-of-range ids are looked up safely and reported as NaN, which the engine names
         self.target = head.target.clamp(0, vocab - 1)
         self.outside = (head.target < 0) | (head.target >= vocab)
+        # a row of logits that nobody weighs may hold anything: it must not reach the weight's gradient as 0·NaN
+        rows = head.rows.slot.shape[0]
+        busy = torch.zeros(rows, dtype=torch.int64, device=hidden.device)
+        self.idle = busy.index_add_(0, head.rows.owner, (~objective.idle).long()) == 0
         heat = head.rows.temperature
         self.cool = None if heat is None else heat.to(device=hidden.device, dtype=wide).reciprocal()
         self.keep = objective.trains_entropy or not head.logits.plain or hidden.dtype != wide
@@ -86,6 +94,8 @@ class _Pass:
     def forward(self, c: Chunk, buffer: Tensor) -> tuple[Tensor, Tensor, Tensor, Any]:
         """Logits of the chunk into buffer; its log-probs into self.lp. Returns (x, z, owner, row state)."""
         x = self.hidden.index_select(0, self.head.rows.slot[c.lo : c.hi])
+        poison = self.idle[c.lo : c.hi, None] & ~torch.isfinite(x)
+        x = x.masked_fill_(poison, 0)
         z = buffer[: c.hi - c.lo]
         if self.bias is None:
             torch.mm(x, self.weight.t(), out=z)
@@ -102,7 +112,8 @@ class _Pass:
             entropy=self.entropy is not None,
             keep=self.keep,
         )
-        self.lp[c.a : c.b] = torch.where(self.outside[c.a : c.b], float("nan"), lp)
+        unknown = self.outside[c.a : c.b] | poison.any(1)[owner]
+        self.lp[c.a : c.b] = torch.where(unknown, float("nan"), lp)
         if self.entropy is not None:
             self.entropy[c.a : c.b] = state.entropy[owner]
         return x, z, owner, state
