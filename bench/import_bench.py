@@ -2,7 +2,8 @@
 
     python bench/import_bench.py [--mb 64] [--memory-gb 1.0] [--out bench/results/import.json]
 
-text: agent rollouts whose tokens are not in the log, 15 messages each, of 1.3, 3.4 and 5.3 kB on average. decimal, base64: rollouts with ids and
+text: agent rollouts whose tokens are not in the log, 15 messages each, of 1.3, 3.4 and 5.3 kB on average.
+decimal, base64: rollouts with ids and
 log-probs, in our own form. Each reader runs in turn, several rounds, and the median counts. MB are 10**6 bytes.
 """
 
@@ -27,11 +28,33 @@ from tracemask.trace.jsonl import Arrays, dumps, to_json
 
 ROUNDS = 5
 OUTPUTS = {"text 1.3 kB": 500, "text 3.4 kB": 1500, "text 5.3 kB": 2500}  # words of a tool's output
-WORDS = "the tide table of pier four says that low water comes at nine and the keeper wrote it down twice\n".split(" ")
+WORDS = [
+    "the",
+    "tide",
+    "table",
+    "of",
+    "pier",
+    "four",
+    "says",
+    "that",
+    "low",
+    "water",
+    "comes",
+    "at",
+    "nine",
+    "and",
+    "the",
+    "keeper",
+    "wrote",
+    "it",
+    "down",
+    "twice\n",
+]
 
 
 def text_row(number: int, output: int) -> dict[str, Any]:
     """One rollout: system, task, 6 rounds of a call and its output, an answer."""
+
     def words(count: int, salt: int) -> str:
         return " ".join(WORDS[(salt * 7 + i) % len(WORDS)] for i in range(count))
 
@@ -40,8 +63,14 @@ def text_row(number: int, output: int) -> dict[str, Any]:
         {"role": "user", "content": words(200, number + 1)},
     ]
     for turn in range(6):
-        call = {"id": f"c{turn}", "type": "function", "function": {"name": "read", "arguments": f'{{"path": "log/{number}.txt"}}'}}
-        messages.append({"role": "assistant", "content": "", "reasoning_content": words(60, turn), "tool_calls": [call]})
+        call = {
+            "id": f"c{turn}",
+            "type": "function",
+            "function": {"name": "read", "arguments": f'{{"path": "log/{number}.txt"}}'},
+        }
+        messages.append(
+            {"role": "assistant", "content": "", "reasoning_content": words(60, turn), "tool_calls": [call]}
+        )
         messages.append({"role": "tool", "tool_call_id": f"c{turn}", "content": words(output, turn + number)})
     messages.append({"role": "assistant", "content": words(50, number + 2)})
     return {"id": f"r{number}", "group_id": f"g{number // 8}", "reward": 1.0, "messages": messages}
@@ -51,7 +80,13 @@ def token_trace(number: int) -> Trace:
     """One rollout with 4,000 sampled ids and log-probs and their prompt."""
     ids = [(number * 7919 + t * 104729) % 151643 for t in range(4000)]
     logprobs = [-(t % 97) / 96 - 1e-6 for t in range(4000)]
-    reply = {"role": "assistant", "content": "x" * 400, "token_ids": ids, "logprobs": logprobs, "prompt_ids": ids[:2000]}
+    reply = {
+        "role": "assistant",
+        "content": "x" * 400,
+        "token_ids": ids,
+        "logprobs": logprobs,
+        "prompt_ids": ids[:2000],
+    }
     return Trace.from_messages([{"role": "user", "content": "q"}, reply], id=f"t{number}")
 
 
@@ -92,8 +127,10 @@ def traces(path: Path) -> None:
 
 
 READERS: dict[str, Callable[[Path], None]] = {
-    "json": each_line(json.loads), "orjson": each_line(orjson.loads), "tracemask": traces,
-}  # fmt: skip
+    "json": each_line(json.loads),
+    "orjson": each_line(orjson.loads),
+    "tracemask": traces,
+}
 
 
 def speeds(path: Path, size: int) -> dict[str, float]:
@@ -109,8 +146,10 @@ def speeds(path: Path, size: int) -> dict[str, float]:
 
 def peak_memory(path: Path) -> int:
     """Peak resident MB of a fresh process that reads the file."""
-    code = f"from tracemask.trace import read_traces\nfor _ in read_traces({str(path)!r}): pass\n" \
-           "import resource; print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)"  # fmt: skip
+    code = (
+        f"from tracemask.trace import read_traces\nfor _ in read_traces({str(path)!r}): pass\n"
+        "import resource; print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     return int(done.stdout) // 1024
 

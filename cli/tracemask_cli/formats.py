@@ -23,10 +23,12 @@ def command(
     if json:
         from tracemask_cli.output import print_json
 
-        print_json([
-            {"name": form.name, "fidelity": form.fidelity.label, "unit": form.unit.value, "title": form.title}
-            for form in formats
-        ])  # fmt: skip
+        print_json(
+            [
+                {"name": form.name, "fidelity": form.fidelity.label, "unit": form.unit.value, "title": form.title}
+                for form in formats
+            ]
+        )
         return
     for form in formats:
         line = f"{form.name:<12} {form.fidelity.label:<9} {form.unit.value:<7} {form.title}\n"

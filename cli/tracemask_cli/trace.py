@@ -13,8 +13,15 @@ if TYPE_CHECKING:
     from tracemask.core.finding import Finding
     from tracemask.trace import Message, Reading, Trace
 
-_STYLE = {"policy": "green", "model": "magenta", "environment": "yellow", "taskset": "cyan", "harness": "blue",
-          "verifier": "red", "user": "white"}  # fmt: skip
+_STYLE = {
+    "policy": "green",
+    "model": "magenta",
+    "environment": "yellow",
+    "taskset": "cyan",
+    "harness": "blue",
+    "verifier": "red",
+    "user": "white",
+}
 
 
 def command(
@@ -151,7 +158,9 @@ def _line(index: int, message: Message, width: int) -> Text:
             size = f"{len(block.text)} chars" if block.text else "encrypted" if block.encrypted else "redacted"
             line.append(f" ⟨reasoning {size}⟩", style="dim")
         elif isinstance(block, ToolCall):
-            arguments = block.raw_arguments if block.raw_arguments is not None else dumps(block.arguments or {}).decode()
+            arguments = (
+                block.raw_arguments if block.raw_arguments is not None else dumps(block.arguments or {}).decode()
+            )
             shown = _neutral(" ".join(arguments.split()))
             line.append(f" → {_neutral(block.name)}({shown[: width // 2]})", style="bold cyan")
         elif isinstance(block, ToolResult) and block.is_error:

@@ -8,19 +8,28 @@ import pytest
 
 from tracemask.core.errors import TraceError
 from tracemask.trace import Trace, to_chat, trace_to_chat
+from tracemask.trace.chat import message_from_chat
 from tracemask.trace.model import Reasoning, ToolCall
+from tracemask.trace.plain import plain_message
 
 CALL = {"id": "c", "type": "function", "function": {"name": "go", "arguments": '{"y":[2,3],"x":1}'}}
 
 MESSAGES: list[dict[str, Any]] = [
     {"role": "system", "content": "s"},
-    {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "image_url", "image_url": {"url": "https://x/1"}}]},
+    {
+        "role": "user",
+        "content": [{"type": "text", "text": "a"}, {"type": "image_url", "image_url": {"url": "https://x/1"}}],
+    },
     {"role": "assistant", "content": None, "reasoning_content": "r", "tool_calls": [CALL]},
     {"role": "tool", "content": "t", "tool_call_id": "c", "name": "go"},
     {"role": "tool", "content": [{"type": "text", "text": "parts"}]},
     {"role": "assistant", "content": "", "thinking": "hm"},
     {"role": "user", "content": "u", "custom": {"kept": True}},
-    {"role": "assistant", "content": "x", "tool_calls": [{"type": "function", "function": {"name": "f", "arguments": {"t": 10**22}}}]},
+    {
+        "role": "assistant",
+        "content": "x",
+        "tool_calls": [{"type": "function", "function": {"name": "f", "arguments": {"t": 10**22}}}],
+    },
 ]
 
 
@@ -76,8 +85,13 @@ def test_authors_follow_the_role_and_only_the_first_user_message_is_the_task() -
     roles = ["system", "user", "assistant", "tool", "user", "developer"]
     trace = Trace.from_messages([{"role": role, "content": ""} for role in roles])
     assert [message.author for message in trace.messages] == [
-        "harness", "taskset", "policy", "environment", "user", "harness",
-    ]  # fmt: skip
+        "harness",
+        "taskset",
+        "policy",
+        "environment",
+        "user",
+        "harness",
+    ]
 
 
 @pytest.mark.parametrize("mark", [{"weight": 0}, {"train": False}, {"trainable": False}])
@@ -103,11 +117,14 @@ def test_a_reply_cut_by_length_makes_the_trace_truncated_and_silence_does_not() 
         ({"role": "user", "content": [{"type": "text"}]}, "messages[0].content[0].text"),
         ({"role": "user", "content": "x", "token_ids": [1]}, "messages[0].token_ids"),
         ({"role": "assistant", "tool_calls": "x"}, "messages[0].tool_calls"),
-        ({"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": [1]}}]}, "messages[0].tool_calls[0].function.arguments"),
+        (
+            {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": [1]}}]},
+            "messages[0].tool_calls[0].function.arguments",
+        ),
         ({"role": "assistant", "token_ids": [1], "logprobs": ["a"]}, "messages[0].logprobs[0]"),
         ("words", "messages[0]"),
     ],
-)  # fmt: skip
+)
 def test_a_bad_message_is_an_error_that_names_the_field(message: Any, field: str) -> None:
     with pytest.raises(TraceError) as caught:
         Trace.from_messages([message])
@@ -130,3 +147,44 @@ def test_a_trace_without_an_id_is_named_by_its_content() -> None:
     first, again = Trace.from_messages(MESSAGES), Trace.from_messages(MESSAGES)
     assert first.id == again.id
     assert first.id != Trace.from_messages(MESSAGES[:2]).id
+
+
+def test_the_fast_lane_gives_what_the_slow_one_gives() -> None:
+    plain: list[dict[str, Any]] = [
+        {"role": "system", "content": "s"},
+        {"role": "user", "content": "u"},
+        {"role": "user", "content": ""},
+        {"role": "assistant", "content": "a"},
+        {"role": "assistant", "content": None, "reasoning_content": "r", "tool_calls": [CALL]},
+        {"role": "assistant", "content": "a", "reasoning_content": "", "tool_calls": []},
+        {"role": "tool", "content": "t"},
+        {"role": "tool", "content": "t", "tool_call_id": "c", "name": "go"},
+    ]
+    for index, raw in enumerate(plain):
+        for first in (True, False):
+            fast = plain_message(raw, index, first)
+            assert fast == message_from_chat(raw, index, where="m", first_user=first)
+            assert fast is not None
+            assert "parent" not in fast.model_fields_set
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        {"role": "user", "content": [{"type": "text", "text": "x"}]},
+        {"role": "user", "content": "x", "name": "n"},
+        {"role": "assistant", "content": "x", "token_ids": [1]},
+        {"role": "assistant", "content": "x", "tool_calls": [{"function": {"name": "f", "arguments": {}}}]},
+        {"role": "assistant", "content": "x", "tool_calls": [CALL | {"function": {"name": "f", "arguments": "{"}}]},
+        {
+            "role": "assistant",
+            "content": "x",
+            "tool_calls": [CALL | {"function": {"name": "f", "arguments": f'{{"x": {10**30}}}'}}],
+        },
+        {"role": "tool", "content": "x", "tool_call_id": 7},
+        {"role": "narrator", "content": "x"},
+        "words",
+    ],
+)
+def test_the_fast_lane_leaves_what_is_not_plain(raw: Any) -> None:
+    assert plain_message(raw, 0, first_user=True) is None

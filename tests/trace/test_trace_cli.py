@@ -18,15 +18,31 @@ from tracemask.trace.jsonl import from_json
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     code = "import sys; from tracemask_cli.main import main; sys.argv[0] = 'tracemask'; main()"
     environment = {"NO_COLOR": "1", "PATH": "", "PYTHONUTF8": "1"}
-    return subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, timeout=60,
-                          env=environment, check=False)  # fmt: skip
+    return subprocess.run(
+        [sys.executable, "-c", code, *arguments],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env=environment,
+        check=False,
+    )
 
 
 def test_trace_shows_authors_calls_fidelity_tokens_rewards_edges_and_problems() -> None:
     done = run("trace", str(ROOT / "codex/rollout.jsonl"))
     assert done.returncode == 0
-    for word in ("taskset Mend the horn.", "→ shell(", "compaction (compacted)", "rewrite (rolled back)", "copied",
-                 "reasoning 11 chars", "fidelity messages", "reward missing", "truncated", "format codex"):  # fmt: skip
+    for word in (
+        "taskset Mend the horn.",
+        "→ shell(",
+        "compaction (compacted)",
+        "rewrite (rolled back)",
+        "copied",
+        "reasoning 11 chars",
+        "fidelity messages",
+        "reward missing",
+        "truncated",
+        "format codex",
+    ):
         assert word in done.stdout
     done = run("trace", str(ROOT / "openai/chat.jsonl"), "--first", "2")
     for word in ("exact 3 tok", "reward 1", "5 sampled tokens", "… 4 more traces", "unknown field pier"):
@@ -52,9 +68,13 @@ def test_json_is_our_own_form_and_nothing_else_on_stdout() -> None:
 
 @pytest.mark.parametrize(
     ("arguments", "code"),
-    [(["/none"], "TM901"), ([str(ROOT / "openai/chat.jsonl"), "--format", "codec"], "TM902"),
-     ([str(ROOT), "--first", "1"], "TM913"), ([str(ROOT / "openai/chat.jsonl"), "--authors", "/none.toml"], "TM901")],
-)  # fmt: skip
+    [
+        (["/none"], "TM901"),
+        ([str(ROOT / "openai/chat.jsonl"), "--format", "codec"], "TM902"),
+        ([str(ROOT), "--first", "1"], "TM913"),
+        ([str(ROOT / "openai/chat.jsonl"), "--authors", "/none.toml"], "TM901"),
+    ],
+)
 def test_what_cannot_run_is_one_coded_error_and_exit_two(arguments: list[str], code: str) -> None:
     done = run("trace", *arguments)
     assert done.returncode == 2
@@ -63,7 +83,9 @@ def test_what_cannot_run_is_one_coded_error_and_exit_two(arguments: list[str], c
 
 
 def test_control_characters_of_a_log_cannot_drive_the_terminal(tmp_path: Path) -> None:
-    (tmp_path / "log.jsonl").write_text(json.dumps({"id": "\x1b[2J", "messages": [{"role": "user", "content": "\x1b]0;own\x07"}]}))
+    (tmp_path / "log.jsonl").write_text(
+        json.dumps({"id": "\x1b[2J", "messages": [{"role": "user", "content": "\x1b]0;own\x07"}]})
+    )
     done = run("trace", str(tmp_path / "log.jsonl"))
     assert "\x1b" not in done.stdout
     assert "\\x1b" in done.stdout

@@ -1,4 +1,4 @@
-"""What each format's fixture must come out as: contexts exact, authors right, nothing trained that the policy did not write."""
+"""What each format's fixture must come out as: contexts exact, authors right, only the policy trained."""
 
 from __future__ import annotations
 
@@ -30,8 +30,20 @@ def trained(trace: Trace) -> list[str]:
 
 @pytest.mark.parametrize("name", list(GOOD))
 def test_no_summary_copy_simulator_or_other_model_is_the_policys(name: str) -> None:
-    foreign = ("Summary", "summary", "###STOP###", "Hi! How can I help", "Under the stairs", "Asked.", "dispatch", "Checked by",
-               "Another model began", "Asking a helper", "Two calls at once", "API Error")  # fmt: skip
+    foreign = (
+        "Summary",
+        "summary",
+        "###STOP###",
+        "Hi! How can I help",
+        "Under the stairs",
+        "Asked.",
+        "dispatch",
+        "Checked by",
+        "Another model began",
+        "Asking a helper",
+        "Two calls at once",
+        "API Error",
+    )
     for trace in read(name):
         own = [text for text in trained(trace) if trace.id not in ("lone", "main/sum-1")]
         assert not [text for text in own if text.startswith(foreign)]
@@ -101,7 +113,16 @@ def test_verifiers_legacy_steps_share_prefixes_and_fork_where_history_was_rewrit
 def test_atif_a_boundary_replaces_the_context_and_keeps_the_system_prompt() -> None:
     (main, summarizer) = read("atif/trial")
     assert paths(main) == [
-        ["You keep the light.", "Report the fog.", "fog→wind", "none", "calm", "Two calls at once.", "Terminal: ok", "dispatch"],
+        [
+            "You keep the light.",
+            "Report the fog.",
+            "fog→wind",
+            "none",
+            "calm",
+            "Two calls at once.",
+            "Terminal: ok",
+            "dispatch",
+        ],
         ["You keep the light.", "Summary so far: no fog. Continue.", "Done.", "Checked by another."],
     ]
     assert trained(main) == ["fog→wind", "Done."]
@@ -128,9 +149,18 @@ def test_claude_code_lines_of_one_reply_are_one_message_and_results_follow_the_c
     trace = read("claude-code/session.jsonl")[0]
     main = trace.branches()[-1]
     assert [said(message) for message in main][:6] == [
-        "Fix the lamp.", "Read→Read", "first", "second", "<system-reminder>Be brief.</system-reminder>", "Task",
-    ]  # fmt: skip
-    assert [block.call_id for message in main for block in message.blocks if isinstance(block, ToolResult)] == ["t1", "t2", "t3"]
+        "Fix the lamp.",
+        "Read→Read",
+        "first",
+        "second",
+        "<system-reminder>Be brief.</system-reminder>",
+        "Task",
+    ]
+    assert [block.call_id for message in main for block in message.blocks if isinstance(block, ToolResult)] == [
+        "t1",
+        "t2",
+        "t3",
+    ]
 
 
 def test_claude_code_compaction_side_chain_and_rewind_are_branches_with_reasons() -> None:
@@ -148,8 +178,9 @@ def test_claude_code_signed_and_redacted_thinking_is_kept_as_such() -> None:
     trace = read("claude-code/session.jsonl")[0]
     thoughts = [block for message in trace.messages for block in message.blocks if isinstance(block, Reasoning)]
     assert [(b.text, b.signature, b.encrypted, b.redacted) for b in thoughts] == [
-        ("Read it first.", "sig==", None, False), (None, None, "opaque", True),
-    ]  # fmt: skip
+        ("Read it first.", "sig==", None, False),
+        (None, None, "opaque", True),
+    ]
 
 
 def test_claude_code_another_models_side_chain_is_not_trained() -> None:
@@ -162,7 +193,11 @@ def test_codex_replacement_history_replaces_the_whole_context() -> None:
     trace = read("codex/rollout.jsonl")[0]
     assert [path[-1].text() for path in trace.branches()] == ["Patched.", "It sounds.", "Painting"]
     after = trace.branches()[1]
-    assert [(message.author, message.copied) for message in after[:3]] == [("harness", True), ("taskset", True), ("model", True)]
+    assert [(message.author, message.copied) for message in after[:3]] == [
+        ("harness", True),
+        ("taskset", True),
+        ("model", True),
+    ]
     assert [edge.kind for edge in trace.edges] == ["compaction", "rewrite"]
     assert trained(trace) == ["shell→apply_patch", "Patched.", "It sounds.", "Painting"]
 
@@ -193,8 +228,12 @@ def test_swe_agent_queries_show_the_elision_that_the_history_hides() -> None:
     plain, elided = trace.branches()
     assert [said(message) for message in plain][-3:] == ["bell.py", "/srv", "I edit."]
     assert [said(message) for message in elided][-5:] == [
-        "Old environment output: (1 lines omitted)", "/srv", "I edit.", "done", "Submitted.",
-    ]  # fmt: skip
+        "Old environment output: (1 lines omitted)",
+        "/srv",
+        "I edit.",
+        "done",
+        "Submitted.",
+    ]
     assert trained(trace) == ["I look.", "I edit.", "Submitted."]
     assert [edge.kind for edge in trace.edges] == ["rewrite"]
 
@@ -256,10 +295,16 @@ def test_the_same_dump_as_parquet_is_the_same_trace(tmp_path: Path) -> None:
 @pytest.mark.parametrize("compression", [0, 8])
 def test_inspect_contexts_come_from_model_events_with_attachments_resolved(tmp_path: Path, compression: int) -> None:
     one, two = read_traces(inspect_archive(tmp_path, compression=compression), on_error="fail")
-    assert paths(one) == [["Read the table.", "How high at six?", "tide"], ["Read the table.", "Summary: 2.1 m at six.", "2.1 m"]]
+    assert paths(one) == [
+        ["Read the table.", "How high at six?", "tide"],
+        ["Read the table.", "Summary: 2.1 m at six.", "2.1 m"],
+    ]
     assert [edge.kind for edge in one.edges] == ["compaction"]
     assert (one.reward, one.rewards["match"].score) == (1.0, 1.0)
-    assert (two.reward, {name: part.score for name, part in two.rewards.items()}) == (None, {"a": 1.0, "b.x": 0.5, "b.y": 0.0})
+    assert (two.reward, {name: part.score for name, part in two.rewards.items()}) == (
+        None,
+        {"a": 1.0, "b.x": 0.5, "b.y": 0.0},
+    )
     assert two.truncated is True
 
 
@@ -273,7 +318,9 @@ def test_inspect_members_compressed_with_zstd_are_read(tmp_path: Path) -> None:
     with zipfile.ZipFile(plain) as source, zipfile.ZipFile(packed, "w", zipfile.ZIP_STORED) as out:
         for name in source.namelist():
             out.writestr(name, bytes(pa.Codec("zstd").compress(source.read(name), asbytes=True)))
-    raw = bytearray(packed.read_bytes())  # zipfile cannot write method 93: the two places that name the method are set by hand
+    raw = bytearray(
+        packed.read_bytes()
+    )  # zipfile cannot write method 93: the two places that name the method are set by hand
     with zipfile.ZipFile(packed) as out:
         sizes = {info.filename: info for info in out.infolist()}
     for info in sizes.values():
@@ -305,8 +352,14 @@ def test_tau2_the_user_simulator_is_another_model_and_its_tools_are_not_in_the_c
     reading = read_traces(ROOT / "tau2/results.json")
     (trace,) = reading
     assert [message.author for message in trace.messages] == [
-        "harness", "model", "policy", "environment", "environment", "policy", "model",
-    ]  # fmt: skip
+        "harness",
+        "model",
+        "policy",
+        "environment",
+        "environment",
+        "policy",
+        "model",
+    ]
     assert "app ok" not in str(trace)
     assert reading.notes["tool use of the user simulator is not in the agent's context"] == 2
     assert (trace.reward, trace.attempt, trace.stop) == (1.0, 1, "user_stop")

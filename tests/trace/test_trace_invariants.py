@@ -54,7 +54,9 @@ def test_an_unanswered_call_is_tm105_unless_the_path_ends_there() -> None:
 
 
 def test_parallel_results_without_ids_are_resolved_by_order() -> None:
-    two = changed(1, tool_calls=[{"function": {"name": "a", "arguments": "{}"}}, {"function": {"name": "b", "arguments": "{}"}}])
+    two = changed(
+        1, tool_calls=[{"function": {"name": "a", "arguments": "{}"}}, {"function": {"name": "b", "arguments": "{}"}}]
+    )
     assert codes([*two[:2], {"role": "tool", "content": "1"}, {"role": "tool", "content": "2"}, two[3]]) == []
 
 
@@ -90,10 +92,18 @@ def test_an_edge_to_nowhere_is_tm110() -> None:
         ({"id": "x", "parent": "x"}, "TM110"),
         ({"columns": {"entropy": [0.1]}}, "TM101"),
         ({"spans": [{"start": 1, "end": 3, "author": "environment"}]}, "TM101"),
-        ({"spans": [{"start": 1, "end": 2, "author": "environment"}, {"start": 0, "end": 1, "author": "environment"}]}, "TM101"),
+        (
+            {
+                "spans": [
+                    {"start": 1, "end": 2, "author": "environment"},
+                    {"start": 0, "end": 1, "author": "environment"},
+                ]
+            },
+            "TM101",
+        ),
         ({"policy_version": [{"start": 0, "end": 9, "version": 1}]}, "TM101"),
     ],
-)  # fmt: skip
+)
 def test_what_cannot_be_rendered_is_refused_at_once(message: dict[str, Any], code: str) -> None:
     with pytest.raises(TraceError, match=code):
         Trace.from_messages(changed(1, **message))

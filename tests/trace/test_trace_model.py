@@ -12,12 +12,12 @@ import jsonschema
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from trace_fixtures import ROOT
 
 from tracemask.core.errors import TraceError
 from tracemask.core.vocab import Fidelity
 from tracemask.trace import Trace, read_traces, schema
 from tracemask.trace.jsonl import Arrays, dumps, from_json, to_json, write_traces
-from trace_fixtures import ROOT
 
 MESSAGES = [
     {"role": "user", "content": "q"},
@@ -116,7 +116,11 @@ def test_an_unknown_major_version_is_refused_and_a_later_minor_one_is_read() -> 
 
 
 def test_an_older_version_is_upgraded_without_touching_the_input() -> None:
-    old = {"schema_version": "0.9", "id": "x", "messages": [{"id": "a", "role": "user", "author": "user", "content": "t"}]}
+    old = {
+        "schema_version": "0.9",
+        "id": "x",
+        "messages": [{"id": "a", "role": "user", "author": "user", "content": "t"}],
+    }
     before = json.dumps(old)
     assert from_json(old).messages[0].text() == "t"
     assert json.dumps(old) == before

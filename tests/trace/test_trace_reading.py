@@ -98,9 +98,24 @@ def test_parquet_rows_lose_the_nulls_that_the_column_added_and_nothing_else(tmp_
         return [{"id": "c", "type": "function", "function": {"name": "f", "arguments": arguments}}]
 
     rows = [
-        {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": None, "tool_calls": calls(x=1)}]},
-        {"messages": [{"role": "assistant", "content": "b", "tool_calls": calls(y="s"), "token_ids": [7, 8], "logprobs": [-0.5, None]}]},
-    ]  # fmt: skip
+        {
+            "messages": [
+                {"role": "user", "content": "a"},
+                {"role": "assistant", "content": None, "tool_calls": calls(x=1)},
+            ]
+        },
+        {
+            "messages": [
+                {
+                    "role": "assistant",
+                    "content": "b",
+                    "tool_calls": calls(y="s"),
+                    "token_ids": [7, 8],
+                    "logprobs": [-0.5, None],
+                }
+            ]
+        },
+    ]
     path = tmp_path / "log.parquet"
     pq.write_table(pa.Table.from_pylist(rows), path, row_group_size=1)
     first, second = read_traces(path)
@@ -118,7 +133,10 @@ def test_a_json_list_and_json_lines_under_the_name_json_are_read_as_lines_are(tm
     (tmp_path / "list.json").write_text(f"[{','.join(rows)}]")
     (tmp_path / "lines.json").write_text("\n".join(rows))
     (tmp_path / "lines.jsonl").write_text("\n".join(rows))
-    texts = [[trace.messages for trace in read_traces(tmp_path / name)] for name in ("list.json", "lines.json", "lines.jsonl")]
+    texts = [
+        [trace.messages for trace in read_traces(tmp_path / name)]
+        for name in ("list.json", "lines.json", "lines.jsonl")
+    ]
     assert texts[0] == texts[1] == texts[2]
 
 
@@ -146,7 +164,11 @@ def test_a_folder_a_glob_and_a_list_are_one_input_in_one_order(tmp_path: Path) -
     folder = [trace.id for trace in read_traces(tmp_path)]
     assert folder == ["a.jsonl:1", "b/1.jsonl:1", "b/2.jsonl:1"]
     assert [trace.id for trace in read_traces(str(tmp_path / "**" / "*.jsonl"))] == folder
-    assert [trace.id for trace in read_traces([tmp_path / "a.jsonl", tmp_path / "b"])] == ["a.jsonl:1", "1.jsonl:1", "2.jsonl:1"]
+    assert [trace.id for trace in read_traces([tmp_path / "a.jsonl", tmp_path / "b"])] == [
+        "a.jsonl:1",
+        "1.jsonl:1",
+        "2.jsonl:1",
+    ]
 
 
 def test_nothing_that_is_stored_names_the_folder_that_a_log_lies_in(tmp_path: Path) -> None:
@@ -185,7 +207,11 @@ def test_a_file_that_is_no_log_is_a_coded_error(content: str, code: str, tmp_pat
 
 
 def test_a_missing_file_an_empty_folder_and_an_unknown_format_are_usage_errors(tmp_path: Path) -> None:
-    for path, form, code in ((tmp_path / "none", "auto", "TM901"), (tmp_path, "auto", "TM904"), (CHAT, "opnai", "TM902")):
+    for path, form, code in (
+        (tmp_path / "none", "auto", "TM901"),
+        (tmp_path, "auto", "TM904"),
+        (CHAT, "opnai", "TM902"),
+    ):
         with pytest.raises(UsageError, match=code):
             read_traces(path, format=form)
 
@@ -199,7 +225,9 @@ def test_a_pickle_is_never_opened(tmp_path: Path) -> None:
     assert "import pickle" not in source
 
 
-@pytest.mark.parametrize("raw", [b"NaN", b"1e400", b"18446744073709551616", b"-9223372036854775809", b'"\\ud83d\\ude00"', b"0.1"])
+@pytest.mark.parametrize(
+    "raw", [b"NaN", b"1e400", b"18446744073709551616", b"-9223372036854775809", b'"\\ud83d\\ude00"', b"0.1"]
+)
 def test_values_are_what_the_standard_json_reads(raw: bytes) -> None:
     expected = json.loads(raw)
     found = loads(raw)

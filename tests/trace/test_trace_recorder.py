@@ -23,9 +23,16 @@ def vllm(text: str, ids: list[int], prompt: list[int], **choice: Any) -> dict[st
     return {
         "model": "policy-1",
         "prompt_token_ids": prompt,
-        "choices": [{"message": {"role": "assistant", "content": text, "tool_calls": None}, "token_ids": ids,
-                     "logprobs": {"content": content}, "finish_reason": "stop", **choice}],
-    }  # fmt: skip
+        "choices": [
+            {
+                "message": {"role": "assistant", "content": text, "tool_calls": None},
+                "token_ids": ids,
+                "logprobs": {"content": content},
+                "finish_reason": "stop",
+                **choice,
+            }
+        ],
+    }
 
 
 class Response:
@@ -43,8 +50,10 @@ def test_calls_of_one_rollout_become_one_exact_trace(tmp_path: Path, arrays: Arr
     recorder = Recorder(tmp_path / "log.jsonl", arrays=arrays)
     with recorder.rollout(id="r", group_id="g", attempt=3) as rollout:
         rollout.call(ASK, vllm("a", [3, 4], [1, 2]), temperature=1.0)
-        rollout.call([*ASK, {"role": "assistant", "content": "a"}, {"role": "user", "content": "more"}],
-                     Response(vllm("b", [6], [1, 2, 3, 4, 5])))  # fmt: skip
+        rollout.call(
+            [*ASK, {"role": "assistant", "content": "a"}, {"role": "user", "content": "more"}],
+            Response(vllm("b", [6], [1, 2, 3, 4, 5])),
+        )
         rollout.add({"role": "user", "content": "thanks"})
         rollout.reward = 0.5
     (trace,) = read_traces(tmp_path / "log.jsonl")
@@ -58,12 +67,17 @@ def test_calls_of_one_rollout_become_one_exact_trace(tmp_path: Path, arrays: Arr
 
 def test_sglang_meta_info_and_token_id_strings_are_understood(tmp_path: Path) -> None:
     sglang = {"choices": [{"message": {"content": "a"}, "meta_info": {"output_token_logprobs": [[-0.25, 9, "a"]]}}]}
-    strings = {"choices": [{"message": {"content": "b"}, "logprobs": {"content": [{"token": "token_id:7", "logprob": -1.0}]}}]}
+    strings = {
+        "choices": [{"message": {"content": "b"}, "logprobs": {"content": [{"token": "token_id:7", "logprob": -1.0}]}}]
+    }
     with Recorder(tmp_path / "log.jsonl").rollout(id="r") as rollout:
         rollout.call(ASK, sglang)
         rollout.call([{"role": "user", "content": "other"}], strings, edge="compaction")
     (trace,) = read_traces(tmp_path / "log.jsonl")
-    assert [(m.sampled.token_ids, m.sampled.logprobs) for m in trace.messages if m.sampled] == [([9], [-0.25]), ([7], [-1.0])]
+    assert [(m.sampled.token_ids, m.sampled.logprobs) for m in trace.messages if m.sampled] == [
+        ([9], [-0.25]),
+        ([7], [-1.0]),
+    ]
     assert [(edge.kind, edge.at, edge.to) for edge in trace.edges] == [("compaction", "m0", trace.messages[2].id)]
 
 

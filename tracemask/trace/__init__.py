@@ -1,4 +1,7 @@
-"""Traces: the canonical model of an agent run, importers for the logs that people have, a recorder. Knows no token."""
+"""Traces: the canonical model of an agent run, importers for the logs that people have, a recorder.
+
+Knows no token.
+"""
 
 from tracemask.trace.authors import AuthorRules
 from tracemask.trace.chat import to_chat, trace_to_chat
@@ -17,6 +20,19 @@ from tracemask.trace.reading import (
 )
 
 __all__ = [
-    "AuthorRules", "InputFile", "Message", "Reading", "Trace", "Unit", "UnitRange", "count_units", "inputs",
-    "read_traces", "read_units", "schema", "to_chat", "trace_to_chat", "unit_ranges",
-]  # fmt: skip
+    "AuthorRules",
+    "InputFile",
+    "Message",
+    "Reading",
+    "Trace",
+    "Unit",
+    "UnitRange",
+    "count_units",
+    "inputs",
+    "read_traces",
+    "read_units",
+    "schema",
+    "to_chat",
+    "trace_to_chat",
+    "unit_ranges",
+]

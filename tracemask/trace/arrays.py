@@ -15,7 +15,10 @@ _NUMBERS = {int, float, type(None)}
 
 
 def token_ids(value: Any) -> list[int]:
-    """Token ids from a list of integers or from base64 of little-endian int32, each in [0, 2**31). Raises ValueError."""
+    """Token ids from a list of integers or from base64 of little-endian int32, each in [0, 2**31).
+
+    Raises ValueError.
+    """
     if isinstance(value, str):
         packed = _unpack("i", value)
         ids: list[int] = packed.tolist()

@@ -1,4 +1,4 @@
-"""Author overrides: rules by role, name, position or text, from a small TOML, because harnesses differ. Knows no format.
+"""Author overrides by role, name, position or text, from a small TOML, because harnesses differ. Knows no format.
 
 [[authors]]
 role = "user"            # all given conditions must hold
@@ -67,7 +67,9 @@ class AuthorRules:
                 raise UsageError("TM900", where=where, what=f"not TOML: {error}") from None
         entries = source.get("authors")
         if not isinstance(entries, list):
-            raise UsageError("TM900", where=where, what="no [[authors]] rules", fix="write one [[authors]] table a rule")
+            raise UsageError(
+                "TM900", where=where, what="no [[authors]] rules", fix="write one [[authors]] table a rule"
+            )
         return cls(tuple(_rule(entry, f"{where}: rule {i}", i) for i, entry in enumerate(cast("list[Any]", entries))))
 
     def to_json(self) -> list[dict[str, Any]]:
@@ -95,16 +97,22 @@ def _rule(entry: Any, where: str, number: int) -> AuthorRule:
     values = cast("dict[str, Any]", entry)
     unknown = sorted(set(values) - _KEYS)
     if unknown:
-        raise UsageError("TM900", where=where, what=f"unknown keys {', '.join(unknown)}",
-                         fix=f"known: {', '.join(sorted(_KEYS))}")  # fmt: skip
+        raise UsageError(
+            "TM900", where=where, what=f"unknown keys {', '.join(unknown)}", fix=f"known: {', '.join(sorted(_KEYS))}"
+        )
     if values.get("author") not in get_args(AuthorName):
-        raise UsageError("TM900", where=where, what=f"author {values.get('author')!r}",
-                         fix=f"one of {', '.join(get_args(AuthorName))}")  # fmt: skip
+        raise UsageError(
+            "TM900",
+            where=where,
+            what=f"author {values.get('author')!r}",
+            fix=f"one of {', '.join(get_args(AuthorName))}",
+        )
     if values.get("role", "user") not in get_args(RoleName):
         raise UsageError("TM900", where=where, what=f"role {values['role']!r}")
     if values["author"] == "policy" and values.get("role") != "assistant":
-        raise UsageError("TM900", where=where, what="the policy writes assistant messages only",
-                         fix='add role = "assistant"')  # fmt: skip
+        raise UsageError(
+            "TM900", where=where, what="the policy writes assistant messages only", fix='add role = "assistant"'
+        )
     for key, kind in (("name", str), ("match", str), ("label", str), ("index", int), ("first", bool)):
         if key in values and type(values[key]) is not kind:
             raise UsageError("TM900", where=where, what=f"{key} is {values[key]!r}, expected {kind.__name__}")

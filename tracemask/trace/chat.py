@@ -28,8 +28,14 @@ from tracemask.trace.plain import plain_message
 from tracemask.trace.sampled import sampled_from_fields
 
 REASONING_KEYS = ("reasoning_content", "reasoning", "thinking")
-_ROLES = {"system": "system", "developer": "developer", "user": "user", "assistant": "assistant", "tool": "tool",
-          "function": "tool"}  # fmt: skip
+_ROLES = {
+    "system": "system",
+    "developer": "developer",
+    "user": "user",
+    "assistant": "assistant",
+    "tool": "tool",
+    "function": "tool",
+}
 _AUTHOR = {"system": "harness", "developer": "harness", "assistant": "policy", "tool": "environment"}
 _NOT_TRAINED = ("weight", "train", "trainable")
 
@@ -320,4 +326,12 @@ def _chat_call(call: ToolCall) -> dict[str, Any]:
     return {"type": "function", "function": function} | ({} if call.id is None else {"id": call.id})
 
 
-__all__ = ["Sampled", "arguments_of", "message_from_chat", "messages_from_chat", "to_chat", "trace_from_chat", "trace_to_chat"]
+__all__ = [
+    "Sampled",
+    "arguments_of",
+    "message_from_chat",
+    "messages_from_chat",
+    "to_chat",
+    "trace_from_chat",
+    "trace_to_chat",
+]

@@ -1,4 +1,7 @@
-"""Typed taking of fields from a JSON object: each is taken once, the rest is known, errors name the field. Knows no format."""
+"""Typed taking of fields from a JSON object: each is taken once, the rest is known, errors name the field.
+
+Knows no format.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,10 @@ from tracemask.core.errors import TraceError
 
 
 class Fields:
-    """A JSON object whose fields are taken one by one; `rest` is what nobody took. Absent and null are alike: None."""
+    """A JSON object whose fields are taken one by one; `rest` is what nobody took.
+
+    Absent and null are alike: None.
+    """
 
     __slots__ = ("_left", "raw", "where")
 

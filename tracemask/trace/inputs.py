@@ -38,8 +38,14 @@ class Layout(str, Enum):
         return None
 
 
-_SUFFIXES = {".jsonl": Layout.LINES, ".ndjson": Layout.LINES, ".json": Layout.DOCUMENT, ".traj": Layout.DOCUMENT,
-             ".parquet": Layout.PARQUET, ".eval": Layout.ARCHIVE}  # fmt: skip
+_SUFFIXES = {
+    ".jsonl": Layout.LINES,
+    ".ndjson": Layout.LINES,
+    ".json": Layout.DOCUMENT,
+    ".traj": Layout.DOCUMENT,
+    ".parquet": Layout.PARQUET,
+    ".eval": Layout.ARCHIVE,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,8 +86,12 @@ def find_files(paths: str | os.PathLike[str] | list[str | os.PathLike[str]]) -> 
     seen: dict[str, str] = {}
     for file in out:
         if seen.setdefault(file.rel, file.path) != file.path:
-            raise UsageError("TM900", where=file.path, what=f"two inputs are both {file.rel!r} below their roots",
-                             fix="pass their common folder")  # fmt: skip
+            raise UsageError(
+                "TM900",
+                where=file.path,
+                what=f"two inputs are both {file.rel!r} below their roots",
+                fix="pass their common folder",
+            )
     return out
 
 
@@ -147,8 +157,9 @@ def open_bytes(path: str) -> IO[bytes]:
         raise UsageError("TM901", where=path, what=error.strerror or str(error)) from None
 
 
-def lines_of(file: InputFile, start: int = 0, stop: int | None = None, *, offset: int = 0, line: int = 0
-             ) -> Iterator[tuple[int, int, bytes]]:  # fmt: skip
+def lines_of(
+    file: InputFile, start: int = 0, stop: int | None = None, *, offset: int = 0, line: int = 0
+) -> Iterator[tuple[int, int, bytes]]:
     """(unit, 1-based line, bytes) of the non-blank lines [start, stop).
 
     offset, line: where unit `start` begins (its byte, the lines before it), as unit_ranges found; 0, 0: from the top.
@@ -172,16 +183,22 @@ def decode(raw: bytes, index: int, line: int, where: str) -> Record:
     try:
         value, by_hand = loads_with_route(raw)
     except ValueError as error:
-        return Record(index, line, error=TraceError("TM910", where=f"{where}:{line}", what=f"invalid JSON: {error}",
-                                                    fix="repair or remove the line"))  # fmt: skip
+        return Record(
+            index,
+            line,
+            error=TraceError(
+                "TM910", where=f"{where}:{line}", what=f"invalid JSON: {error}", fix="repair or remove the line"
+            ),
+        )
     if by_hand:
         value, replaced = replace_surrogates(value)
         return Record(index, line, value, replaced=replaced)
     return Record(index, line, value)
 
 
-def records(file: InputFile, start: int = 0, stop: int | None = None, *, offset: int = 0, line: int = 0
-            ) -> Iterator[Record]:  # fmt: skip
+def records(
+    file: InputFile, start: int = 0, stop: int | None = None, *, offset: int = 0, line: int = 0
+) -> Iterator[Record]:
     """The records [start, stop) of one file, one at a time; memory is that of one record (of the file: a document)."""
     if file.layout is Layout.LINES:
         for unit, number, raw in lines_of(file, start, stop, offset=offset, line=line):
@@ -189,8 +206,7 @@ def records(file: InputFile, start: int = 0, stop: int | None = None, *, offset:
     elif file.layout is Layout.PARQUET:
         yield from _rows(file, start, stop)
     elif file.layout is Layout.DOCUMENT:
-        for record in document(file)[start:stop]:
-            yield record
+        yield from document(file)[start:stop]
 
 
 def document(file: InputFile) -> list[Record]:
@@ -207,8 +223,10 @@ def document(file: InputFile) -> list[Record]:
         items = cast("list[Any]", whole.value)
         paths = [path.removeprefix(f"[{i}]").removeprefix(".") for path in whole.replaced for i in [_index(path)]]
         owner = [_index(path) for path in whole.replaced]
-        return [Record(i, i + 1, item, replaced=[p for p, o in zip(paths, owner, strict=True) if o == i])
-                for i, item in enumerate(items)]  # fmt: skip
+        return [
+            Record(i, i + 1, item, replaced=[p for p, o in zip(paths, owner, strict=True) if o == i])
+            for i, item in enumerate(items)
+        ]
     return [whole]
 
 
@@ -217,7 +235,10 @@ def _index(path: str) -> int:
 
 
 def _rows(file: InputFile, start: int, stop: int | None) -> Iterator[Record]:
-    """Rows of a Parquet file as dicts. Nulls that a struct column adds for absent keys are for the importer to strip."""
+    """Rows of a Parquet file as dicts.
+
+    Nulls that a struct column adds for absent keys are for the importer to strip.
+    """
     import pyarrow as pa
     import pyarrow.parquet as pq
 

@@ -39,15 +39,25 @@ def tree(trace: Trace) -> Iterator[Finding]:
     seen: dict[str, int] = {}
     for index, message in enumerate(trace.messages):
         if message.id in seen:
-            yield Finding("TM110", f"message id {message.id!r} of message {seen[message.id]} is used twice",
-                          _at(trace, index), cause="duplicate_id", data={"field": f"messages[{index}].id"})  # fmt: skip
+            yield Finding(
+                "TM110",
+                f"message id {message.id!r} of message {seen[message.id]} is used twice",
+                _at(trace, index),
+                cause="duplicate_id",
+                data={"field": f"messages[{index}].id"},
+            )
         seen.setdefault(message.id, index)
     parents = trace.parents()
     for index, message in enumerate(trace.messages):
         parent = parents[message.id]
         if parent is not None and parent not in seen:
-            yield Finding("TM110", f"parent {parent!r} is no message of this trace", _at(trace, index),
-                          cause="missing_parent", data={"field": f"messages[{index}].parent"})  # fmt: skip
+            yield Finding(
+                "TM110",
+                f"parent {parent!r} is no message of this trace",
+                _at(trace, index),
+                cause="missing_parent",
+                data={"field": f"messages[{index}].parent"},
+            )
     yield from _cycles(trace, parents, seen)
 
 
@@ -60,8 +70,13 @@ def _cycles(trace: Trace, parents: dict[str, str | None], index_of: dict[str, in
         while at not in rooted and at in parents:
             if at in walked:
                 index = index_of[at]
-                yield Finding("TM110", f"message {at!r} is its own ancestor", _at(trace, index), cause="cycle",
-                              data={"field": f"messages[{index}].parent"})  # fmt: skip
+                yield Finding(
+                    "TM110",
+                    f"message {at!r} is its own ancestor",
+                    _at(trace, index),
+                    cause="cycle",
+                    data={"field": f"messages[{index}].parent"},
+                )
                 break
             walked.add(at)
             path.append(at)
@@ -79,15 +94,23 @@ def lengths(trace: Trace) -> Iterator[Finding]:
         arrays = {"logprobs": sampled.logprobs, **{f"columns.{name}": col for name, col in sampled.columns.items()}}
         for name, values in arrays.items():
             if values is not None and len(values) != size:
-                yield Finding("TM101", f"{len(values)} {name} for {size} sampled token ids", _at(trace, index),
-                              data={"field": f"messages[{index}].sampled.{name}"})  # fmt: skip
+                yield Finding(
+                    "TM101",
+                    f"{len(values)} {name} for {size} sampled token ids",
+                    _at(trace, index),
+                    data={"field": f"messages[{index}].sampled.{name}"},
+                )
         versions = sampled.policy_version if isinstance(sampled.policy_version, list) else []
         for name, spans in (("spans", sampled.spans), ("policy_version", versions)):
             end = 0
             for span in spans:
                 if not end <= span.start <= span.end <= size:
-                    yield Finding("TM101", f"{name} [{span.start}, {span.end}) does not fit into {size} ids in order",
-                                  _at(trace, index), data={"field": f"messages[{index}].sampled.{name}"})  # fmt: skip
+                    yield Finding(
+                        "TM101",
+                        f"{name} [{span.start}, {span.end}) does not fit into {size} ids in order",
+                        _at(trace, index),
+                        data={"field": f"messages[{index}].sampled.{name}"},
+                    )
                 end = span.end
 
 
@@ -98,8 +121,12 @@ def logprobs(trace: Trace) -> Iterator[Finding]:
         bad = [t for t, value in enumerate(values) if value is not None and not _valid(value)]
         if bad:
             place = Place(id=trace.id, turn=index, token=bad[0])
-            yield Finding("TM404", f"{len(bad)} of {len(values)} log-probs are invalid, the first is {values[bad[0]]!r}",
-                          place, data={"field": f"messages[{index}].sampled.logprobs[{bad[0]}]"})  # fmt: skip
+            yield Finding(
+                "TM404",
+                f"{len(bad)} of {len(values)} log-probs are invalid, the first is {values[bad[0]]!r}",
+                place,
+                data={"field": f"messages[{index}].sampled.logprobs[{bad[0]}]"},
+            )
 
 
 def _valid(value: float) -> bool:
@@ -110,17 +137,31 @@ def authors(trace: Trace) -> Iterator[Finding]:
     """TM110: only an assistant message of the policy or of another model is sampled; a reply names one author."""
     for index, message in enumerate(trace.messages):
         if message.sampled is not None and message.author not in ("policy", "model"):
-            yield Finding("TM110", f"a message by {message.author} has sampled ids", _at(trace, index),
-                          cause="sampled_by_other", data={"field": f"messages[{index}].author"})  # fmt: skip
+            yield Finding(
+                "TM110",
+                f"a message by {message.author} has sampled ids",
+                _at(trace, index),
+                cause="sampled_by_other",
+                data={"field": f"messages[{index}].author"},
+            )
         if message.author == "policy" and message.role != "assistant":
-            yield Finding("TM110", f"the policy wrote a {message.role} message", _at(trace, index),
-                          cause="policy_outside_assistant", data={"field": f"messages[{index}].author"})  # fmt: skip
+            yield Finding(
+                "TM110",
+                f"the policy wrote a {message.role} message",
+                _at(trace, index),
+                cause="policy_outside_assistant",
+                data={"field": f"messages[{index}].author"},
+            )
         if message.sampled is None and message.author == "policy":
             others = {block.author for block in message.blocks if block.author not in (None, "policy")}
             if others:
-                yield Finding("TM110", f"one reply, authors policy and {', '.join(sorted(map(str, others)))}",
-                              _at(trace, index), cause="two_authors",
-                              data={"field": f"messages[{index}].blocks"})  # fmt: skip
+                yield Finding(
+                    "TM110",
+                    f"one reply, authors policy and {', '.join(sorted(map(str, others)))}",
+                    _at(trace, index),
+                    cause="two_authors",
+                    data={"field": f"messages[{index}].blocks"},
+                )
 
 
 def arguments(trace: Trace) -> Iterator[Finding]:
@@ -130,8 +171,12 @@ def arguments(trace: Trace) -> Iterator[Finding]:
             if isinstance(block, ToolCall) and block.raw_arguments is not None and block.arguments is None:
                 text = block.raw_arguments.strip()
                 if text.startswith('"') and text.endswith('"') and "{" in text:
-                    yield Finding("TM104", f"arguments of {block.name!r} are JSON inside a JSON string",
-                                  _at(trace, index), data={"field": f"messages[{index}].tool_calls"})  # fmt: skip
+                    yield Finding(
+                        "TM104",
+                        f"arguments of {block.name!r} are JSON inside a JSON string",
+                        _at(trace, index),
+                        data={"field": f"messages[{index}].tool_calls"},
+                    )
 
 
 def tool_results(trace: Trace) -> Iterator[Finding]:
@@ -150,12 +195,21 @@ def tool_results(trace: Trace) -> Iterator[Finding]:
             elif None in waiting:
                 waiting.remove(None)
             elif not message.copied:
-                yield Finding("TM105", f"tool result {result.call_id or '(no id)'} answers no earlier call",
-                              _at(trace, index), data={"field": f"messages[{index}].tool_call_id"})  # fmt: skip
+                yield Finding(
+                    "TM105",
+                    f"tool result {result.call_id or '(no id)'} answers no earlier call",
+                    _at(trace, index),
+                    data={"field": f"messages[{index}].tool_call_id"},
+                )
         if message.role == "assistant":
             if waiting and not message.copied and parents[message.id] in index_of:
-                yield Finding("TM105", f"{len(waiting)} tool call(s) unanswered before this reply",
-                              _at(trace, index), cause="unanswered", data={"calls": [c or "" for c in waiting]})  # fmt: skip
+                yield Finding(
+                    "TM105",
+                    f"{len(waiting)} tool call(s) unanswered before this reply",
+                    _at(trace, index),
+                    cause="unanswered",
+                    data={"calls": [c or "" for c in waiting]},
+                )
             waiting = [block.id for block in message.blocks if isinstance(block, ToolCall)]
         open_calls[message.id] = waiting
 
@@ -164,8 +218,12 @@ def truncation(trace: Trace) -> Iterator[Finding]:
     """TM107: a last reply that stopped for length or abort makes the run truncated."""
     last = next((i for i in range(len(trace.messages) - 1, -1, -1) if trace.messages[i].role == "assistant"), None)
     if last is not None and trace.messages[last].cut_short and trace.truncated is False:
-        yield Finding("TM107", "the last reply was cut short, yet the trace says truncated = false", _at(trace, last),
-                      data={"field": "truncated"})  # fmt: skip
+        yield Finding(
+            "TM107",
+            "the last reply was cut short, yet the trace says truncated = false",
+            _at(trace, last),
+            data={"field": "truncated"},
+        )
 
 
 def rewards(trace: Trace) -> Iterator[Finding]:
@@ -174,8 +232,13 @@ def rewards(trace: Trace) -> Iterator[Finding]:
         return
     total = math.fsum(reward.score * reward.weight for reward in trace.rewards.values())
     if not math.isclose(total, trace.reward, rel_tol=REWARD_TOLERANCE, abs_tol=REWARD_TOLERANCE):
-        yield Finding("TM110", f"reward {trace.reward:g} is not the weighted sum {total:g} of its parts",
-                      Place(id=trace.id), cause="reward_sum", data={"field": "reward"})  # fmt: skip
+        yield Finding(
+            "TM110",
+            f"reward {trace.reward:g} is not the weighted sum {total:g} of its parts",
+            Place(id=trace.id),
+            cause="reward_sum",
+            data={"field": "reward"},
+        )
 
 
 def edges(trace: Trace) -> Iterator[Finding]:
@@ -184,13 +247,26 @@ def edges(trace: Trace) -> Iterator[Finding]:
     for index, edge in enumerate(trace.edges):
         for name, end in (("at", edge.at), ("to", edge.to)):
             if end is not None and end not in ids:
-                yield Finding("TM110", f"edge {edge.kind} points to {end!r}, which is no message of this trace",
-                              Place(id=trace.id), cause="bad_edge", data={"field": f"edges[{index}].{name}"})  # fmt: skip
+                yield Finding(
+                    "TM110",
+                    f"edge {edge.kind} points to {end!r}, which is no message of this trace",
+                    Place(id=trace.id),
+                    cause="bad_edge",
+                    data={"field": f"edges[{index}].{name}"},
+                )
 
 
 RULES: tuple[Callable[[Trace], Iterator[Finding]], ...] = (
-    tree, lengths, authors, edges, logprobs, arguments, tool_results, truncation, rewards,
-)  # fmt: skip
+    tree,
+    lengths,
+    authors,
+    edges,
+    logprobs,
+    arguments,
+    tool_results,
+    truncation,
+    rewards,
+)
 BREAKING = (tree, lengths)
 
 __all__ = ["RULES", "Message", "Reasoning", "findings", "refuse_broken"]

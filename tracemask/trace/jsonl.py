@@ -1,4 +1,7 @@
-"""Our own JSON Lines: one trace a line, every known field explicit or at its default, unknown ones kept. Knows no other format."""
+"""Our own JSON Lines: one trace a line, every known field explicit or at its default, unknown ones kept.
+
+Knows no other format.
+"""
 
 from __future__ import annotations
 
@@ -131,8 +134,12 @@ def upgrade(value: dict[str, Any]) -> dict[str, Any]:
     version = value.get("schema_version", SCHEMA_VERSION)
     major_text = version.split(".")[0] if isinstance(version, str) else ""
     if not major_text.isdigit() or int(major_text) > MAJOR:
-        raise TraceError("TM914", where="schema_version", what=f"version {version!r}, this reads up to {MAJOR}.x",
-                         fix="install a newer tracemask")  # fmt: skip
+        raise TraceError(
+            "TM914",
+            where="schema_version",
+            what=f"version {version!r}, this reads up to {MAJOR}.x",
+            fix="install a newer tracemask",
+        )
     for major in range(int(major_text), MAJOR):
         value = UPGRADES[major](value)
     return value

@@ -1,4 +1,7 @@
-"""The canonical trace: one agent run as a tree of messages, some of them sampled. Knows no format, template or weight."""
+"""The canonical trace: one agent run as a tree of messages, some of them sampled.
+
+Knows no format, template or weight.
+"""
 
 from __future__ import annotations
 
@@ -298,6 +301,20 @@ class Trace(Base):
 
 
 __all__ = [
-    "Base", "Block", "Edge", "Media", "Message", "Opaque", "Reasoning", "Reward", "Sampled", "Source", "Span",
-    "Text", "ToolCall", "ToolResult", "Trace", "VersionSpan",
-]  # fmt: skip
+    "Base",
+    "Block",
+    "Edge",
+    "Media",
+    "Message",
+    "Opaque",
+    "Reasoning",
+    "Reward",
+    "Sampled",
+    "Source",
+    "Span",
+    "Text",
+    "ToolCall",
+    "ToolResult",
+    "Trace",
+    "VersionSpan",
+]

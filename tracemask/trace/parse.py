@@ -1,4 +1,4 @@
-"""JSON text to values, exactly: orjson where it is exact, the standard json where orjson would change or refuse a value.
+"""JSON text to values: orjson where it is exact, the standard json where it would change or refuse a value.
 
 Knows no trace. Exactness: integers of any size, NaN and Infinity as Python writes them, lone surrogate escapes.
 """

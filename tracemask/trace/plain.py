@@ -1,6 +1,6 @@
 """The fast lane of chat import: messages of the commonest shapes, built without validation that cannot fail.
 
-Whatever is not exactly of these shapes is left to chat.py, which gives the same result for what is here (a test compares).
+Whatever is not exactly of these shapes is left to chat.py, which gives the same for what is here (a test compares).
 """
 
 from __future__ import annotations
@@ -76,7 +76,9 @@ def _tool(raw: dict[str, Any], content: Any, index: int) -> Message | None:
         return None
     values = _RESULT.copy()
     values["call_id"], values["name"], values["content"] = call_id, name, [_text(content)]
-    message = _message(index, "tool", "environment", [_build(ToolResult, values, {"call_id", "name", "content", "is_error"})])
+    message = _message(
+        index, "tool", "environment", [_build(ToolResult, values, {"call_id", "name", "content", "is_error"})]
+    )
     message.__dict__["name"] = name
     return message
 

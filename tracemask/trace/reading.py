@@ -150,8 +150,12 @@ def _file_unit(kind: Format, file: InputFile, authors: AuthorRules | None, stric
 
 def _surrogates(file: InputFile, record: Record) -> Iterator[Finding]:
     for path in record.replaced:
-        yield Finding("TM916", f"{path}: a lone surrogate was replaced by U+FFFD",
-                      Place(path=file.rel, row=record.index), data={"field": path, "line": record.line})  # fmt: skip
+        yield Finding(
+            "TM916",
+            f"{path}: a lone surrogate was replaced by U+FFFD",
+            Place(path=file.rel, row=record.index),
+            data={"field": path, "line": record.line},
+        )
 
 
 def _import(unit: Unit, kind: Format, value: Any, context: Context, authors: AuthorRules | None, strict: bool) -> None:
@@ -171,12 +175,17 @@ def _import(unit: Unit, kind: Format, value: Any, context: Context, authors: Aut
         unit.traces = traces
     except ValidationError as error:
         field_path, reason = first_problem(error)
-        unit.error = TraceError("TM911", where=f"{context.where()}:{field_path}", what=reason,
-                                fix="see `tracemask schema trace`")  # fmt: skip
+        unit.error = TraceError(
+            "TM911", where=f"{context.where()}:{field_path}", what=reason, fix="see `tracemask schema trace`"
+        )
     except (AttributeError, IndexError, KeyError, RecursionError, TypeError) as error:
         # Strangers' logs hold what no importer foresaw: one such unit is refused and counted, the run goes on.
-        unit.error = TraceError("TM911", where=context.where(), what=f"the importer did not expect this: {error!r}"[:300],
-                                fix="report it with the record")  # fmt: skip
+        unit.error = TraceError(
+            "TM911",
+            where=context.where(),
+            what=f"the importer did not expect this: {error!r}"[:300],
+            fix="report it with the record",
+        )
     except TracemaskError as error:
         where = error.where if error.where.startswith(f"{context.file.rel}:") else f"{context.where()}:{error.where}"
         unit.error = type(error)(error.code, where=where.rstrip(":"), what=error.what, fix=error.fix)
@@ -285,5 +294,15 @@ def read_traces(
     return Reading(inputs(paths, format), on_error=on_error, authors=rules, strict=strict)
 
 
-__all__ = ["InputFile", "Reading", "Unit", "UnitRange", "count_units", "inputs", "lines_of", "read_traces",
-           "read_units", "unit_ranges"]  # fmt: skip
+__all__ = [
+    "InputFile",
+    "Reading",
+    "Unit",
+    "UnitRange",
+    "count_units",
+    "inputs",
+    "lines_of",
+    "read_traces",
+    "read_units",
+    "unit_ranges",
+]

@@ -22,8 +22,15 @@ class Rollout:
         self.__dict__.update(scalars)
         self._tree, self._tools = Tree(), None
 
-    def call(self, messages: Sequence[Mapping[str, Any]], response: Any, tools: Any = None,
-             *, edge: EdgeKind | None = None, **sampling: Any) -> None:  # fmt: skip
+    def call(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        response: Any,
+        tools: Any = None,
+        *,
+        edge: EdgeKind | None = None,
+        **sampling: Any,
+    ) -> None:
         """One model call: the messages that were sent and the response (object or dict); sampling: temperature, ….
 
         edge: why these messages do not extend the last reply, where they do not (compaction, subagent, rewrite, …).
@@ -78,7 +85,9 @@ class Recorder:
     def _append(self, rollout: Rollout) -> None:
         known = {key: value for key, value in vars(rollout).items() if not key.startswith("_")}
         known.setdefault("truncated", cut_short(rollout._tree.messages))
-        trace = rollout._tree.trace(tools=rollout._tools, source=Source(format="tracemask", importer="recorder"), **known)
+        trace = rollout._tree.trace(
+            tools=rollout._tools, source=Source(format="tracemask", importer="recorder"), **known
+        )
         line = dumps(to_json(trace, arrays=self.arrays)) + b"\n"
         with open(self.path, "ab+") as file:
             _lock(file.fileno())
@@ -98,7 +107,7 @@ def _lock(handle: int) -> None:
 
 
 def reply_of(response: Mapping[str, Any]) -> dict[str, Any]:
-    """The first choice as a chat message with token_ids, logprobs, prompt_ids and finish_reason where the engine says."""
+    """The first choice as a chat message, with ids, log-probs and finish_reason where the engine says."""
     choices = response.get("choices")
     if not choices:
         raise TraceError("TM911", where="response.choices", what="missing or empty")
@@ -114,7 +123,7 @@ def reply_of(response: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _ids_and_logprobs(choice: dict[str, Any]) -> tuple[list[int] | None, list[float | None] | None]:
-    """vLLM: choice.token_ids and logprobs.content; SGLang: meta_info.output_token_logprobs = [[logprob, id, text], …]."""
+    """vLLM: token_ids and logprobs.content; SGLang: meta_info.output_token_logprobs = [[logprob, id, text], …]."""
     meta = (choice.get("meta_info") or {}).get("output_token_logprobs")
     if meta:
         return [entry[1] for entry in meta], [entry[0] for entry in meta]

@@ -10,10 +10,24 @@ from tracemask.trace.chat import arguments_of
 from tracemask.trace.fields import Fields
 from tracemask.trace.model import Block, Media, Opaque, Reasoning, Text, ToolCall, ToolResult
 
-CALLS = ("function_call", "custom_tool_call", "local_shell_call", "web_search_call", "tool_search_call",
-         "image_generation_call", "mcp_call", "computer_call")  # fmt: skip
-OUTPUTS = ("function_call_output", "custom_tool_call_output", "local_shell_call_output", "tool_search_output",
-           "mcp_tool_call_output", "computer_call_output")  # fmt: skip
+CALLS = (
+    "function_call",
+    "custom_tool_call",
+    "local_shell_call",
+    "web_search_call",
+    "tool_search_call",
+    "image_generation_call",
+    "mcp_call",
+    "computer_call",
+)
+OUTPUTS = (
+    "function_call_output",
+    "custom_tool_call_output",
+    "local_shell_call_output",
+    "tool_search_output",
+    "mcp_tool_call_output",
+    "computer_call_output",
+)
 
 
 def content_blocks(content: Any, where: str) -> list[Block]:
@@ -71,7 +85,9 @@ def call_block(item: Fields) -> ToolCall:
         return ToolCall(id=call_id, name=name, raw_arguments=text or "", parse_error="free-form input")
     if kind in ("local_shell_call", "web_search_call", "image_generation_call", "computer_call"):
         action = item.take("action")
-        return ToolCall(id=call_id, name=kind.removesuffix("_call"), arguments=action if isinstance(action, dict) else {})
+        return ToolCall(
+            id=call_id, name=kind.removesuffix("_call"), arguments=action if isinstance(action, dict) else {}
+        )
     name = item.take_str("name") or ("tool_search" if kind == "tool_search_call" else None)
     if not name:
         raise item.error("name", "missing")

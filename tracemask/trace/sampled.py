@@ -101,8 +101,14 @@ def logprobs_from(value: Any, count: int, where: str) -> list[float | None]:
         index = next((i for i, item in enumerate(entries) if type(item) not in kinds), None)
         if index is None:
             raise TraceError("TM911", where=where, what=f"log-probs: {error}") from None
-        raise TraceError("TM911", where=f"{where}[{index}]", what=f"expected a number or null, found {entries[index]!r}") from None
+        raise TraceError(
+            "TM911", where=f"{where}[{index}]", what=f"expected a number or null, found {entries[index]!r}"
+        ) from None
     if len(items) != count:
-        raise TraceError("TM101", where=where, what=f"{len(items)} log-probs for {count} sampled token ids",
-                         fix="every sampled token needs its log-prob or null, in the same order")  # fmt: skip
+        raise TraceError(
+            "TM101",
+            where=where,
+            what=f"{len(items)} log-probs for {count} sampled token ids",
+            fix="every sampled token needs its log-prob or null, in the same order",
+        )
     return items

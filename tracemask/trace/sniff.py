@@ -48,8 +48,12 @@ def sniff(file: InputFile) -> InputFile:
         shown = "; ".join(f"{name}: {reason}" for name, reason in fits.items())
         raise TraceError("TM913", where=file.rel, what=f"two formats fit ({shown})", fix="pass --format")
     if not fits:
-        raise TraceError("TM912", where=file.rel, what=f"no known format fits: {_seen(head)}",
-                         fix=f"pass --format; known: {', '.join(FORMATS)}")  # fmt: skip
+        raise TraceError(
+            "TM912",
+            where=file.rel,
+            what=f"no known format fits: {_seen(head)}",
+            fix=f"pass --format; known: {', '.join(FORMATS)}",
+        )
     name, reason = next(iter(fits.items()))
     return replace(file, format=name, why=reason)
 

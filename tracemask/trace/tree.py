@@ -1,4 +1,7 @@
-"""Builds a message tree from calls that each state their whole prompt: equal prefixes are shared, the rest forks. Knows no format."""
+"""Builds a message tree from calls that each state their whole prompt: equal prefixes are shared, the rest forks.
+
+Knows no format.
+"""
 
 from __future__ import annotations
 
@@ -56,7 +59,10 @@ class Tree:
         return at
 
     def call(self, prompt: Sequence[Message], reply: Message) -> str:
-        """One model call: `reply` was sampled after `prompt`. An equal reply that was context until now is another node."""
+        """One model call: `reply` was sampled after `prompt`.
+
+        An equal reply that was context until now is another node.
+        """
         at = self.add(reply, self.walk(prompt))
         self.fresh = self.fresh or at
         return at
@@ -69,8 +75,9 @@ class Tree:
             at = parents.get(at)
         return at is not None
 
-    def link(self, kind: EdgeKind, at: str | None, to: str | None, *, trigger: str | None = None, ref: str | None = None
-             ) -> None:  # fmt: skip
+    def link(
+        self, kind: EdgeKind, at: str | None, to: str | None, *, trigger: str | None = None, ref: str | None = None
+    ) -> None:
         """Records why the context breaks between two messages."""
         self.edges.append(Edge(kind=kind, at=at, to=to, trigger=trigger, ref=ref))
 

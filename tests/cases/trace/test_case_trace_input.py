@@ -84,13 +84,22 @@ def test_null_and_missing_content_are_none_and_never_the_word(message: dict[str,
 
 
 def test_two_assistant_messages_in_a_row_stay_two() -> None:
-    messages = [{"role": "user", "content": "Count."}, {"role": "assistant", "content": "one"}, {"role": "assistant", "content": "two"}]
+    messages = [
+        {"role": "user", "content": "Count."},
+        {"role": "assistant", "content": "one"},
+        {"role": "assistant", "content": "two"},
+    ]
     trace = Trace.from_messages(messages)
     assert [to_chat(message) for message in trace.messages] == messages
 
 
 def test_unequal_lengths_name_both_and_are_never_cut_to_fit(tmp_path: Path) -> None:
-    record = {"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a", "token_ids": list(range(12)), "logprobs": [-0.1] * 11}]}  # noqa: E501
+    record = {
+        "messages": [
+            {"role": "user", "content": "q"},
+            {"role": "assistant", "content": "a", "token_ids": list(range(12)), "logprobs": [-0.1] * 11},
+        ]
+    }
     (tmp_path / "rows.jsonl").write_text(json.dumps(record))
     reading = read_traces(tmp_path / "rows.jsonl")
     assert list(reading) == []
@@ -107,10 +116,13 @@ def test_ids_and_log_probs_are_not_narrowed() -> None:
 
 def steps(*calls: tuple[list[int], list[int]]) -> list[dict[str, Any]]:
     return [
-        {"prompt": [{"role": "user", "content": f"u{i}"}], "completion": [{"role": "assistant", "content": f"a{i}"}],
-         "tokens": {"prompt_ids": prompt, "completion_ids": completion, "completion_mask": [1] * len(completion)}}
+        {
+            "prompt": [{"role": "user", "content": f"u{i}"}],
+            "completion": [{"role": "assistant", "content": f"a{i}"}],
+            "tokens": {"prompt_ids": prompt, "completion_ids": completion, "completion_mask": [1] * len(completion)},
+        }
         for i, (prompt, completion) in enumerate(calls)
-    ]  # fmt: skip
+    ]
 
 
 def test_a_prompt_shorter_than_the_last_one_is_kept_as_it_is(tmp_path: Path) -> None:

@@ -1,4 +1,7 @@
-"""The table of log formats: one file and one line each. A format turns records into traces; it opens no input itself."""
+"""The table of log formats: one file and one line each.
+
+A format turns records into traces; it opens no input itself.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +42,7 @@ class Head:
 
 @dataclass(slots=True)
 class Context:
-    """What an importer may know and report beside the traces: its file, findings, counts of what it dropped on purpose."""
+    """What an importer may know, and report beside traces: its file, findings, counts of what it left out."""
 
     file: InputFile
     line: int = 1
@@ -75,7 +78,7 @@ class Format:
     """One log format.
 
     sniff(head): the reason why the file is of this format, or None. read(value, context): the traces of one unit;
-    value is the record (RECORD), the list of Lines (FILE with line layout), the document, or the path (archive, folder).
+    value is the record (RECORD), the list of Lines (FILE of lines), the document, or the path (archive, folder).
     fidelity: the best that its logs can hold. known: keys in `extra` that are no news and are not counted as unknown.
     """
 

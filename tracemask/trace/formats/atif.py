@@ -1,4 +1,4 @@
-"""ATIF trajectories (Harbor) v1.0 to 1.8: steps by system, user and agent with observations, ids, copies, sub-agents."""
+"""ATIF trajectories (Harbor) v1.0 to 1.8: steps with observations, ids, copies, sub-agents."""
 
 from __future__ import annotations
 
@@ -12,7 +12,19 @@ from tracemask.core.vocab import Fidelity
 from tracemask.trace.fields import Fields
 from tracemask.trace.formats import Context, Format, Head, UnitKind, keep
 from tracemask.trace.inputs import Layout
-from tracemask.trace.model import Block, Media, Message, Opaque, Reasoning, Reward, Source, Text, ToolCall, ToolResult, Trace
+from tracemask.trace.model import (
+    Block,
+    Media,
+    Message,
+    Opaque,
+    Reasoning,
+    Reward,
+    Source,
+    Text,
+    ToolCall,
+    ToolResult,
+    Trace,
+)
 from tracemask.trace.parse import loads
 from tracemask.trace.sampled import build_sampled, ids_from, logprobs_from
 from tracemask.trace.tree import Tree
@@ -48,8 +60,9 @@ def _check_version(version: str) -> None:
     if not version.startswith(_PREFIX) or not major.isdigit() or (minor and not minor.isdigit()):
         raise TraceError("TM914", where="schema_version", what=f"{version!r} is no ATIF version")
     if int(major) != 1:
-        raise TraceError("TM914", where="schema_version", what=f"ATIF {major}.x, this reads 1.x",
-                         fix="install a newer tracemask")  # fmt: skip
+        raise TraceError(
+            "TM914", where="schema_version", what=f"ATIF {major}.x, this reads 1.x", fix="install a newer tracemask"
+        )
 
 
 def _trajectory(row: Fields, context: Context, trace_id: str, version: str, result: dict[str, Any]) -> list[Trace]:
@@ -141,8 +154,9 @@ class _Steps:
         count = step.take_int("llm_call_count")
         model = step.take_str("model_name") or self.model
         before: list[Block] = [] if thought is None else [Reasoning(text=thought)]
-        message = Message(id=name, role="assistant", author="policy", blocks=[*before, *blocks, *calls], parts=parts,
-                          copied=copied)  # fmt: skip
+        message = Message(
+            id=name, role="assistant", author="policy", blocks=[*before, *blocks, *calls], parts=parts, copied=copied
+        )
         metrics = step.take("metrics")
         if metrics is not None and not copied and count != 0:
             message.sampled = self._sampled(Fields(metrics, step.at("metrics")), count, model)
@@ -151,9 +165,13 @@ class _Steps:
         elif count is not None and count > 1:
             message.copied = True  # several calls in one step: which tokens were one reply is lost
             self.context.findings.append(
-                Finding("TM110", f"step {name[1:]} sums up {count} model calls; it is kept as context",
-                        Place(path=self.context.file.rel, turn=len(self.tree.messages)), cause="aggregated_step")
-            )  # fmt: skip
+                Finding(
+                    "TM110",
+                    f"step {name[1:]} sums up {count} model calls; it is kept as context",
+                    Place(path=self.context.file.rel, turn=len(self.tree.messages)),
+                    cause="aggregated_step",
+                )
+            )
         elif model is not None and self.model is not None and model != self.model:
             message.author = "model"
         return message
@@ -195,7 +213,7 @@ class _Steps:
             self.tree.link("subagent", step.id, None, ref=target if isinstance(target, str) else None)
 
     def _boundary(self, step: Fields, kind: str, results: list[Fields], name: str) -> None:
-        """context_management: what came before is gone; the system prompt stays, a summary in the results is context."""
+        """What came before is gone; the system prompt stays, a summary in the results is context."""
         self.before = before = self.before or self.at
         self.at, self.handed_over = None, True
         for message in self.system:
@@ -207,7 +225,9 @@ class _Steps:
                 self.handed_over = False
                 self._append(Message(id=f"{name}.r{index}", role="user", author="model", blocks=blocks, parts=parts))
             for ref in result.take_list("subagent_trajectory_ref") or []:
-                target = Fields(ref, result.where).get("trajectory_id") or Fields(ref, result.where).get("trajectory_path")
+                target = Fields(ref, result.where).get("trajectory_id") or Fields(ref, result.where).get(
+                    "trajectory_path"
+                )
                 self.tree.link("subagent", before, None, ref=target if isinstance(target, str) else None)
         self.context.notes[f"context boundary ({kind})"] += 1
 
@@ -236,8 +256,9 @@ def _call(raw: Any, where: str) -> ToolCall:
     name = call.take_str("function_name")
     if not name:
         raise call.error("function_name", "missing")
-    return ToolCall(id=call.take_id("tool_call_id"), name=name, arguments=call.take_dict("arguments") or {},
-                    **call.rest())  # fmt: skip
+    return ToolCall(
+        id=call.take_id("tool_call_id"), name=name, arguments=call.take_dict("arguments") or {}, **call.rest()
+    )
 
 
 def _content(raw: Any, where: str) -> tuple[list[Block], bool]:
@@ -273,7 +294,9 @@ def _trial(context: Context) -> dict[str, Any]:
             try:
                 found = loads(path.read_bytes())
             except (OSError, ValueError) as error:
-                raise TraceError("TM910", where=f"{path.name}", what=f"the trial's result is unreadable: {error}") from None
+                raise TraceError(
+                    "TM910", where=f"{path.name}", what=f"the trial's result is unreadable: {error}"
+                ) from None
             if isinstance(found, dict) and "trial_name" in found:
                 return cast("dict[str, Any]", found)
     return {}
@@ -286,7 +309,9 @@ def _outcome(result: dict[str, Any]) -> dict[str, Any]:
     out: dict[str, Any] = {"task_id": result.get("task_name"), "group_id": result.get("task_name")}
     rewards = (result.get("verifier_result") or {}).get("rewards") or {}
     out["rewards"] = {
-        name: Reward(score=float(value), weight=1.0 if len(rewards) == 1 or name == "reward" else 0.0, source="verifier")
+        name: Reward(
+            score=float(value), weight=1.0 if len(rewards) == 1 or name == "reward" else 0.0, source="verifier"
+        )
         for name, value in rewards.items()
         if isinstance(value, int | float) and not isinstance(value, bool)
     }

@@ -1,4 +1,4 @@
-"""Claude Code session files: lines linked by parentUuid, one reply over several lines, side chains, compact boundaries."""
+"""Claude Code session files: linked lines, replies over several lines, side chains, compact boundaries."""
 
 from __future__ import annotations
 
@@ -12,8 +12,22 @@ from tracemask.trace.formats import Context, Format, Head, Line, UnitKind, keep
 from tracemask.trace.model import Block, Media, Message, Opaque, Reasoning, Source, Text, ToolCall, ToolResult, Trace
 from tracemask.trace.tree import Tree
 
-_MESSAGE = frozenset({"id", "type", "role", "model", "content", "usage", "stop_reason", "stop_sequence", "container",
-                      "context_management", "stop_details", "diagnostics"})  # fmt: skip
+_MESSAGE = frozenset(
+    {
+        "id",
+        "type",
+        "role",
+        "model",
+        "content",
+        "usage",
+        "stop_reason",
+        "stop_sequence",
+        "container",
+        "context_management",
+        "stop_details",
+        "diagnostics",
+    }
+)
 _HARNESS = ("<system-reminder>", "<local-command", "<command-", "Caveat:", "[Request interrupted")
 
 
@@ -54,8 +68,11 @@ class _Entry:
         self.content: list[Any] = cast("list[Any]", content) if isinstance(content, list) else []
         identity = cast("dict[str, Any]", message).get("id") if isinstance(message, dict) else None
         self.group = identity if self.type == "assistant" and isinstance(identity, str) else self.uuid
-        self.call_ids = [part["tool_use_id"] for part in self.content
-                         if isinstance(part, dict) and isinstance(cast("dict[str, Any]", part).get("tool_use_id"), str)]  # fmt: skip
+        self.call_ids = [
+            part["tool_use_id"]
+            for part in self.content
+            if isinstance(part, dict) and isinstance(cast("dict[str, Any]", part).get("tool_use_id"), str)
+        ]
 
 
 class _Session:
@@ -137,15 +154,19 @@ class _Session:
             self.hand_on(entry)
 
     def after(self, entry: _Entry) -> str | None:
-        """The id of the message that the entry follows. Raises TraceError TM110 where its parent is not in the file."""
+        """The id of the message that the entry follows.
+
+        Raises TraceError TM110 where its parent is not in the file.
+        """
         if entry.parent is None:
             return None
         if entry.parent not in self.entries:
             if not self.tree.messages:
                 self.context.notes["the session continues one that is not in this file"] += 1
                 return None
-            raise entry.row.error("parentUuid", f"{entry.parent!r} is not in this file", code="TM110",
-                                  fix="pass the whole session")  # fmt: skip
+            raise entry.row.error(
+                "parentUuid", f"{entry.parent!r} is not in this file", code="TM110", fix="pass the whole session"
+            )
         parent = self.entries[entry.parent]
         if parent.uuid not in self.placed:
             self.place(parent)
@@ -178,8 +199,12 @@ class _Session:
         if edge is not None:
             meta = edge.row.get("compactMetadata")
             trigger = cast("dict[str, Any]", meta).get("trigger") if isinstance(meta, dict) else None
-            self.tree.link("compaction", self.last.get(edge.logical or ""), name,
-                           trigger=trigger if isinstance(trigger, str) else None)  # fmt: skip
+            self.tree.link(
+                "compaction",
+                self.last.get(edge.logical or ""),
+                name,
+                trigger=trigger if isinstance(trigger, str) else None,
+            )
         elif after is None and entry.side:
             self.tree.link("subagent", self.tasks.get(message.text().strip()), name)
         return name
@@ -207,8 +232,14 @@ class _Session:
             return
         if not first.side:
             self.model = self.model or model
-        message = Message(id=first.uuid, role="assistant", author="policy", blocks=blocks,
-                          created=first.row.take_str("timestamp"), finish_reason=_stop_reason(group))  # fmt: skip
+        message = Message(
+            id=first.uuid,
+            role="assistant",
+            author="policy",
+            blocks=blocks,
+            created=first.row.take_str("timestamp"),
+            finish_reason=_stop_reason(group),
+        )
         if model is not None and self.model is not None and model != self.model:
             message.author = "model"
         keep(message, {key: value for key, value in first.row.rest().items() if key != "message"})
@@ -220,14 +251,20 @@ class _Session:
             self.last[line.uuid] = name
 
     def answer(self, group: str) -> None:
-        """The results of one reply, in the order of its calls: as the model saw them, whatever the order of the lines."""
+        """The results of one reply in the order of its calls, as the model saw them, whatever the order of lines."""
         first = self.groups[group][0]
         if first.uuid not in self.placed:
             self.place(first)
         lines = self.results[group]
-        order = [part.get("id") for line in self.groups[group] for part in line.content
-                 if isinstance(part, dict) and part.get("type") == "tool_use"]  # fmt: skip
-        lines = sorted(lines, key=lambda line: order.index(line.call_ids[0]) if line.call_ids[0] in order else len(order))
+        order = [
+            part.get("id")
+            for line in self.groups[group]
+            for part in line.content
+            if isinstance(part, dict) and part.get("type") == "tool_use"
+        ]
+        lines = sorted(
+            lines, key=lambda line: order.index(line.call_ids[0]) if line.call_ids[0] in order else len(order)
+        )
         at = self.last.get(first.uuid)
         seen: set[str] = set()
         once = [line for line in lines if not seen.intersection(line.call_ids) and not seen.update(line.call_ids)]
@@ -264,8 +301,9 @@ class _Session:
         results = [part for part in self.parts(entry) if part.get("type") == "tool_result"]
         for number, part in enumerate(results):
             name = entry.uuid if number == 0 else f"{entry.uuid}.{number}"
-            message = Message(id=name, role="tool", author="environment", blocks=[_result(part)],
-                              created=entry.row.get("timestamp"))  # fmt: skip
+            message = Message(
+                id=name, role="tool", author="environment", blocks=[_result(part)], created=entry.row.get("timestamp")
+            )
             at = self.add(message, entry, at)
         return at
 
@@ -277,14 +315,18 @@ class _Session:
             return at
         text = "".join(block.text for block in rest if isinstance(block, Text))
         after_results = len(rest) < len(parts)
-        user = Message(id=f"{entry.uuid}.text" if after_results else entry.uuid, role="user", blocks=rest,
-                       author=self.author(entry, text, after_results=after_results),
-                       created=entry.row.get("timestamp"))  # fmt: skip
+        user = Message(
+            id=f"{entry.uuid}.text" if after_results else entry.uuid,
+            role="user",
+            blocks=rest,
+            author=self.author(entry, text, after_results=after_results),
+            created=entry.row.get("timestamp"),
+        )
         keep(user, {key: value for key, value in entry.row.rest().items() if key not in ("message", "timestamp")})
         return self.add(user, entry, at)
 
     def author(self, entry: _Entry, text: str, *, after_results: bool) -> str:
-        """Summaries are another call's words; reminders and command echoes the harness's; the first real one the task."""
+        """Summaries are another call's words, reminders and echoes the harness's, the first real one the task."""
         if entry.row.get("isCompactSummary"):
             return "model"
         if entry.row.get("isMeta") or after_results or text.lstrip().startswith(_HARNESS):
@@ -370,7 +412,28 @@ FORMAT = Format(
     fidelity=Fidelity.MESSAGES,
     sniff=sniff,
     read=read,
-    known=frozenset({"model", "cwd", "gitBranch", "userType", "requestId", "toolUseResult", "isMeta", "version", "slug",
-                     "sessionId", "isCompactSummary", "isVisibleInTranscriptOnly", "agentId", "entrypoint", "promptId",
-                     "sourceToolAssistantUUID", "permissionMode", "thinkingMetadata", "todos", "isApiErrorMessage"}),  # fmt: skip
+    known=frozenset(
+        {
+            "model",
+            "cwd",
+            "gitBranch",
+            "userType",
+            "requestId",
+            "toolUseResult",
+            "isMeta",
+            "version",
+            "slug",
+            "sessionId",
+            "isCompactSummary",
+            "isVisibleInTranscriptOnly",
+            "agentId",
+            "entrypoint",
+            "promptId",
+            "sourceToolAssistantUUID",
+            "permissionMode",
+            "thinkingMetadata",
+            "todos",
+            "isApiErrorMessage",
+        }
+    ),
 )

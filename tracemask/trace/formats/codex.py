@@ -1,4 +1,4 @@
-"""Codex rollout files: one session a file, response items in order, contexts replaced by `compacted`, turns rolled back."""
+"""Codex rollout files: response items in order, contexts replaced by `compacted`, turns rolled back."""
 
 from __future__ import annotations
 
@@ -15,8 +15,16 @@ from tracemask.trace.tree import Tree
 
 _TYPES = {"session_meta", "response_item", "turn_context", "compacted", "event_msg"}
 _ITEM = frozenset({"type", "id", "status", "phase", "metadata", "namespace", "success", "execution", "end_turn"})
-_HARNESS = ("<environment_context>", "<user_instructions>", "# AGENTS.md instructions", "<permissions instructions>",
-            "<turn_aborted>", "<INSTRUCTIONS>", "<collaboration_mode>", "<skills_instructions>")  # fmt: skip
+_HARNESS = (
+    "<environment_context>",
+    "<user_instructions>",
+    "# AGENTS.md instructions",
+    "<permissions instructions>",
+    "<turn_aborted>",
+    "<INSTRUCTIONS>",
+    "<collaboration_mode>",
+    "<skills_instructions>",
+)
 
 
 def sniff(head: Head) -> str | None:
@@ -130,13 +138,28 @@ class _Session:
         elif kind in CALLS:
             self.reply(number, created).blocks.append(call_block(item))
         elif kind in OUTPUTS:
-            self.append(Message(id=f"l{number}", role="tool", author="environment", blocks=[output_block(item)],
-                                created=created, copied=self.copied))  # fmt: skip
+            self.append(
+                Message(
+                    id=f"l{number}",
+                    role="tool",
+                    author="environment",
+                    blocks=[output_block(item)],
+                    created=created,
+                    copied=self.copied,
+                )
+            )
         elif kind in ("ghost_snapshot", "other"):
             self.context.notes[f"item {kind!r} is not part of the context"] += 1
         elif isinstance(kind, str):  # compaction items and kinds to come: kept whole
-            self.append(Message(id=f"l{number}", role="user", author="model", copied=self.copied,
-                                blocks=[Opaque(kind=kind, data=dict(item.raw))]))  # fmt: skip
+            self.append(
+                Message(
+                    id=f"l{number}",
+                    role="user",
+                    author="model",
+                    copied=self.copied,
+                    blocks=[Opaque(kind=kind, data=dict(item.raw))],
+                )
+            )
         else:
             raise item.error("type", "missing")
 
@@ -150,13 +173,14 @@ class _Session:
             self.reply(number, created).blocks.extend(blocks)
         elif role in ("user", "developer", "system"):
             author = "harness" if role != "user" else self.user_author(blocks)
-            self.append(Message(id=f"l{number}", role=role, author=author, blocks=blocks, created=created,
-                                copied=self.copied))  # fmt: skip
+            self.append(
+                Message(id=f"l{number}", role=role, author=author, blocks=blocks, created=created, copied=self.copied)
+            )
         else:
             raise item.error("role", f"unknown role {role!r}", fix="one of user, assistant, developer, system")
 
     def user_author(self, blocks: list[Block]) -> str:
-        """Codex itself speaks in the user slot (environment, instructions); the first other user message is the task."""
+        """Codex itself speaks in the user slot (environment, instructions); the first other message is the task."""
         text = next((block.text for block in blocks if isinstance(block, Text)), "")
         if text.lstrip().startswith(_HARNESS):
             return "harness"
@@ -177,8 +201,12 @@ class _Session:
         self.open = None
         self.tree.add(message, self.at)
         if self.before is not None:
-            self.tree.link("compaction" if self.edge[0] == "compaction" else "rewrite", self.before, message.id,
-                           trigger=self.edge[1] or None)  # fmt: skip
+            self.tree.link(
+                "compaction" if self.edge[0] == "compaction" else "rewrite",
+                self.before,
+                message.id,
+                trigger=self.edge[1] or None,
+            )
             self.before = None
         self.at = message.id
 
@@ -236,7 +264,9 @@ class _Session:
     def trace(self) -> Trace:
         if not self.tree.messages:
             raise TraceError("TM904", where=self.context.where(), what="the session has no response items")
-        extra: dict[str, Any] = {key: self.meta[key] for key in self.meta if key not in ("instructions", "base_instructions")}
+        extra: dict[str, Any] = {
+            key: self.meta[key] for key in self.meta if key not in ("instructions", "base_instructions")
+        }
         last = next((m for m in reversed(self.tree.messages) if m.role == "assistant"), None)
         trace_id = self.meta.get("id")
         return self.tree.trace(

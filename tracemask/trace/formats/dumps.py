@@ -1,4 +1,7 @@
-"""Trainers' own rollout dumps as JSON, JSONL or Parquet: slime samples, verl rows, SkyRL batches. Pickles are never read."""
+"""Trainers' own rollout dumps as JSON, JSONL or Parquet: slime samples, verl rows, SkyRL batches.
+
+Pickles are never read.
+"""
 
 from __future__ import annotations
 
@@ -31,8 +34,9 @@ def _prompt(raw: Any, where: str) -> list[Message]:
 
 
 def _reply(text: str | None, sampled: Sampled | None, name: str) -> Message:
-    return Message(id=name, role="assistant", author="policy", blocks=[] if text is None else [Text(text=text)],
-                   sampled=sampled)  # fmt: skip
+    return Message(
+        id=name, role="assistant", author="policy", blocks=[] if text is None else [Text(text=text)], sampled=sampled
+    )
 
 
 def _flags(raw: Any, count: int, where: str) -> list[bool]:
@@ -42,8 +46,12 @@ def _flags(raw: Any, count: int, where: str) -> list[bool]:
     if not isinstance(raw, list):
         raise TraceError("TM911", where=where, what="expected a list")
     if len(cast("list[Any]", raw)) != count:
-        raise TraceError("TM101", where=where, what=f"{len(cast('list[Any]', raw))} entries for {count} response tokens",
-                         fix="masks and log-probs cover the response, one entry a token")  # fmt: skip
+        raise TraceError(
+            "TM101",
+            where=where,
+            what=f"{len(cast('list[Any]', raw))} entries for {count} response tokens",
+            fix="masks and log-probs cover the response, one entry a token",
+        )
     return [bool(flag) for flag in cast("list[Any]", raw)]
 
 
@@ -95,19 +103,29 @@ def read_slime(value: Any, context: Context) -> Iterable[Trace]:
     removed = row.take_bool("remove_sample") or False
     scalars: dict[str, Any] = {"id": context.default_id() if index is None else str(index), "group_id": group}
     return [
-        Trace(messages=[*messages, reply], attempt=None, stop=status,
-              truncated=True if status in ("truncated", "aborted") else None,
-              trainable=not removed and (any(mask) or not tokens), source=Source(format="slime"),
-              **scalars, **_reward(row), extra=row.rest())
-    ]  # fmt: skip
+        Trace(
+            messages=[*messages, reply],
+            attempt=None,
+            stop=status,
+            truncated=True if status in ("truncated", "aborted") else None,
+            trainable=not removed and (any(mask) or not tokens),
+            source=Source(format="slime"),
+            **scalars,
+            **_reward(row),
+            extra=row.rest(),
+        )
+    ]
 
 
 def _reward(row: Fields) -> dict[str, Any]:
     """A number, or an object of named numbers (then no total is assumed unless it is named)."""
     reward = row.take("reward")
     if isinstance(reward, dict):
-        parts = {name: Reward(score=float(part), weight=0.0) for name, part in cast("dict[str, Any]", reward).items()
-                 if isinstance(part, int | float) and not isinstance(part, bool)}  # fmt: skip
+        parts = {
+            name: Reward(score=float(part), weight=0.0)
+            for name, part in cast("dict[str, Any]", reward).items()
+            if isinstance(part, int | float) and not isinstance(part, bool)
+        }
         total = next((parts.pop(name) for name in ("reward", "score") if name in parts), None)
         return {"rewards": parts, "reward": None if total is None else total.score}
     if reward is not None and (isinstance(reward, bool) or not isinstance(reward, int | float)):
@@ -129,14 +147,16 @@ def sniff_verl(head: Head) -> str | None:
 
 
 def read_verl(value: Any, context: Context) -> Iterable[Trace]:
-    """One row as one trace: text dumps hold rendered text only, id dumps are padded left (prompt) and right (response)."""
+    """One row as one trace: text dumps hold rendered text only, id dumps are padded on both sides."""
     row = Fields(strip_nulls(value), "")
     if row.has("input"):
         return [_verl_text(row, context)]
     prompt, response = ids_from(row.take("prompts"), "prompts"), ids_from(row.take("responses"), "responses")
     attention = row.take_list("attention_mask") or [1] * (len(prompt) + len(response))
     if len(attention) != len(prompt) + len(response):
-        raise row.error("attention_mask", f"{len(attention)} entries for {len(prompt)} + {len(response)} ids", code="TM101")
+        raise row.error(
+            "attention_mask", f"{len(attention)} entries for {len(prompt)} + {len(response)} ids", code="TM101"
+        )
     real = [bool(flag) for flag in attention[len(prompt) :]]
     count = sum(real)
     if any(real[count:]):
@@ -160,18 +180,30 @@ def read_verl(value: Any, context: Context) -> Iterable[Trace]:
     reward = row.take_number("score") if scores is None else _total(scores, "token_level_scores")
     messages = _prompt(row.take("raw_prompt"), "raw_prompt")
     group = row.take_id("uid")
-    return [Trace(id=row.take_id("request_id") or context.default_id(), group_id=group, reward=reward,
-                  messages=[*messages, _reply(None, sampled, f"m{len(messages)}")], source=Source(format="verl"),
-                  extra=row.rest())]  # fmt: skip
+    return [
+        Trace(
+            id=row.take_id("request_id") or context.default_id(),
+            group_id=group,
+            reward=reward,
+            messages=[*messages, _reply(None, sampled, f"m{len(messages)}")],
+            source=Source(format="verl"),
+            extra=row.rest(),
+        )
+    ]
 
 
 def _verl_text(row: Fields, context: Context) -> Trace:
     context.notes["text only: `input` is rendered text, the ids are lost"] += 1
     messages = _prompt(row.take_str("input"), "input")
     reply = _reply(row.take_str("output"), None, f"m{len(messages)}")
-    return Trace(id=row.take_id("request_id") or context.default_id(), group_id=row.take_id("uid"),
-                 messages=[*messages, reply], reward=row.take_number("score"),
-                 source=Source(format="verl", version="text"), extra=row.rest())  # fmt: skip
+    return Trace(
+        id=row.take_id("request_id") or context.default_id(),
+        group_id=row.take_id("uid"),
+        messages=[*messages, reply],
+        reward=row.take_number("score"),
+        source=Source(format="verl", version="text"),
+        extra=row.rest(),
+    )
 
 
 # ------------------------------------------------------------------------------------------------ SkyRL
@@ -196,16 +228,35 @@ def read_skyrl(value: Any, context: Context) -> Iterable[Trace]:
         reply = _reply(row.take_str("output_response"), None, f"m{len(messages)}")
         reply.finish_reason = row.take_str("stop_reason")
         score = row.take("score")
-        return [Trace(id=context.default_id(), messages=[*messages, reply], reward=_total(score, "score"),
-                      truncated=True if reply.cut_short else None, stop=reply.finish_reason,
-                      source=Source(format="skyrl", version="text"), extra=row.rest())]  # fmt: skip
+        return [
+            Trace(
+                id=context.default_id(),
+                messages=[*messages, reply],
+                reward=_total(score, "score"),
+                truncated=True if reply.cut_short else None,
+                stop=reply.finish_reason,
+                source=Source(format="skyrl", version="text"),
+                extra=row.rest(),
+            )
+        ]
     return _skyrl_batch(row, context)
 
 
 def _skyrl_batch(row: Fields, context: Context) -> list[Trace]:
     responses = row.take_list("response_ids") or []
-    columns = {name: row.take_list(name) for name in ("prompt_token_ids", "loss_masks", "rewards", "stop_reasons",
-                                                      "rollout_logprobs", "trajectory_ids", "prompts", "responses")}  # fmt: skip
+    columns = {
+        name: row.take_list(name)
+        for name in (
+            "prompt_token_ids",
+            "loss_masks",
+            "rewards",
+            "stop_reasons",
+            "rollout_logprobs",
+            "trajectory_ids",
+            "prompts",
+            "responses",
+        )
+    }
     for name, column in columns.items():
         if column is not None and len(column) != len(responses):
             raise row.error(name, f"{len(column)} entries for {len(responses)} responses", code="TM101")
@@ -230,10 +281,21 @@ def _skyrl_batch(row: Fields, context: Context) -> list[Trace]:
         text = at.get("responses")
         reply = _reply(text if isinstance(text, str) else None, sampled, f"m{len(messages)}")
         name, attempt = _trajectory_id(at.get("trajectory_ids"))
-        traces.append(Trace(id=f"{context.default_id()}.{index}", task_id=name, group_id=name, attempt=attempt,
-                            messages=[*messages, reply], reward=_total(at.get("rewards"), f"rewards[{index}]"),
-                            truncated=True if reply.cut_short else None, trainable=any(mask), stop=sampled.finish_reason,
-                            source=Source(format="skyrl"), extra=rest))  # fmt: skip
+        traces.append(
+            Trace(
+                id=f"{context.default_id()}.{index}",
+                task_id=name,
+                group_id=name,
+                attempt=attempt,
+                messages=[*messages, reply],
+                reward=_total(at.get("rewards"), f"rewards[{index}]"),
+                truncated=True if reply.cut_short else None,
+                trainable=any(mask),
+                stop=sampled.finish_reason,
+                source=Source(format="skyrl"),
+                extra=rest,
+            )
+        )
     return traces
 
 
@@ -255,14 +317,36 @@ def _total(raw: Any, where: str) -> float | None:
 
 
 def _format(name: str, title: str, sniff: Any, read: Any, known: str) -> Format:
-    return Format(name=name, title=title, unit=UnitKind.RECORD, fidelity=Fidelity.EXACT, sniff=sniff, read=read,
-                  known=frozenset(known.split()))  # fmt: skip
+    return Format(
+        name=name,
+        title=title,
+        unit=UnitKind.RECORD,
+        fidelity=Fidelity.EXACT,
+        sniff=sniff,
+        read=read,
+        known=frozenset(known.split()),
+    )
 
 
-SLIME = _format("slime", "slime samples as JSON, JSONL or Parquet", sniff_slime, read_slime,
-                "label metadata train_metadata generate_function_path session_id non_generation_time spec_info "
-                "prefix_cache_info multimodal_inputs rollout_routed_experts")  # fmt: skip
-VERL = _format("verl", "verl rollout dumps: ids, or text only", sniff_verl, read_verl,
-               "gts step data_source reward_model ability extra_info index input_ids position_ids")  # fmt: skip
-SKYRL = _format("skyrl", "SkyRL generator batches, or dumped text rows", sniff_skyrl, read_skyrl,
-                "rollout_metrics env_class env_extras data_source is_last_step")  # fmt: skip
+SLIME = _format(
+    "slime",
+    "slime samples as JSON, JSONL or Parquet",
+    sniff_slime,
+    read_slime,
+    "label metadata train_metadata generate_function_path session_id non_generation_time spec_info "
+    "prefix_cache_info multimodal_inputs rollout_routed_experts",
+)
+VERL = _format(
+    "verl",
+    "verl rollout dumps: ids, or text only",
+    sniff_verl,
+    read_verl,
+    "gts step data_source reward_model ability extra_info index input_ids position_ids",
+)
+SKYRL = _format(
+    "skyrl",
+    "SkyRL generator batches, or dumped text rows",
+    sniff_skyrl,
+    read_skyrl,
+    "rollout_metrics env_class env_extras data_source is_last_step",
+)

@@ -14,7 +14,19 @@ from tracemask.trace.chat import arguments_of
 from tracemask.trace.fields import Fields
 from tracemask.trace.formats import Context, Format, Head, UnitKind, keep
 from tracemask.trace.inputs import Layout
-from tracemask.trace.model import Block, Media, Message, Opaque, Reasoning, Reward, Source, Text, ToolCall, ToolResult, Trace
+from tracemask.trace.model import (
+    Block,
+    Media,
+    Message,
+    Opaque,
+    Reasoning,
+    Reward,
+    Source,
+    Text,
+    ToolCall,
+    ToolResult,
+    Trace,
+)
 from tracemask.trace.parse import loads, replace_surrogates
 from tracemask.trace.tree import Tree
 
@@ -26,7 +38,9 @@ _ROLES = {"system": "harness", "user": "user", "assistant": "policy", "tool": "e
 def sniff(head: Head) -> str | None:
     """A zip with header.json or _journal/start.json, and samples."""
     names = head.members
-    if ("header.json" in names or "_journal/start.json" in names) and any(name.startswith("samples/") for name in names):
+    if ("header.json" in names or "_journal/start.json" in names) and any(
+        name.startswith("samples/") for name in names
+    ):
         return "an archive with header.json and samples/"
     return None
 
@@ -51,8 +65,9 @@ def _load(archive: zipfile.ZipFile, name: str, context: Context) -> dict[str, An
     except (ValueError, OSError, zipfile.BadZipFile, NotImplementedError) as error:
         raise TraceError("TM910", where=f"{context.file.rel}:{name}", what=f"unreadable member: {error}") from None
     for path in replaced:
-        context.findings.append(Finding("TM916", f"{name}: {path}: a lone surrogate was replaced by U+FFFD",
-                                        Place(path=context.file.rel)))  # fmt: skip
+        context.findings.append(
+            Finding("TM916", f"{name}: {path}: a lone surrogate was replaced by U+FFFD", Place(path=context.file.rel))
+        )
     if not isinstance(value, dict):
         raise TraceError("TM911", where=f"{context.file.rel}:{name}", what="expected an object")
     return cast("dict[str, Any]", value)
@@ -157,15 +172,18 @@ class _Chat:
         self.model = model if isinstance(model, str) else None
         self.context = context
 
-    def calls(self, events: list[Any], pool: list[Any], where: str
-              ) -> Iterator[tuple[list[Message], Message, list[Any] | None, str | None]]:  # fmt: skip
-        """(prompt, reply, tools, compaction before it) of the policy's model events, scorers' and other models' left out."""
+    def calls(
+        self, events: list[Any], pool: list[Any], where: str
+    ) -> Iterator[tuple[list[Message], Message, list[Any] | None, str | None]]:
+        """(prompt, reply, tools, compaction before) of the policy's model events; scorers' and others' left out."""
         scoring: set[str] = set()
         compaction: str | None = None
         for index, raw in enumerate(events):
             event = Fields(raw, f"{where}[{index}]")
             kind, span = event.get("event"), event.get("span_id")
-            if kind == "span_begin" and (event.get("type") in ("scorer", "scorers") or event.get("parent_id") in scoring):
+            if kind == "span_begin" and (
+                event.get("type") in ("scorer", "scorers") or event.get("parent_id") in scoring
+            ):
                 scoring.add(str(event.get("id")))
             elif kind == "compaction":
                 compaction = str(event.get("type") or "summary")
@@ -230,8 +248,14 @@ class _Chat:
                 message.author = "model"
         elif role == "tool":
             failed = fields.take("error") is not None
-            message.blocks = [ToolResult(call_id=fields.take_id("tool_call_id"), name=fields.take_str("function"),
-                                         content=blocks, is_error=failed)]  # fmt: skip
+            message.blocks = [
+                ToolResult(
+                    call_id=fields.take_id("tool_call_id"),
+                    name=fields.take_str("function"),
+                    content=blocks,
+                    is_error=failed,
+                )
+            ]
         else:
             message.blocks = blocks
         message.parts = parts and any(not isinstance(block, Text | Reasoning) for block in blocks)
@@ -272,8 +296,14 @@ class _Chat:
             elif kind == "reasoning":
                 text, redacted = self.text(part.get("reasoning")), part.get("redacted") is True
                 signature = part.get("signature")
-                blocks.append(Reasoning(text=None if redacted else text, encrypted=text if redacted else None,
-                                        redacted=redacted, signature=signature if isinstance(signature, str) else None))  # fmt: skip
+                blocks.append(
+                    Reasoning(
+                        text=None if redacted else text,
+                        encrypted=text if redacted else None,
+                        redacted=redacted,
+                        signature=signature if isinstance(signature, str) else None,
+                    )
+                )
             elif kind in ("image", "audio", "video", "document"):
                 blocks.append(Media(mime=f"{kind}/*"))
             else:
@@ -288,7 +318,27 @@ FORMAT = Format(
     fidelity=Fidelity.MESSAGES,
     sniff=sniff,
     read=read,
-    known=frozenset({"task", "model", "metadata", "store", "model_usage", "role_usage", "uuid", "started_at",
-                     "completed_at", "total_time", "working_time", "sandbox", "files", "setup", "timelines",
-                     "description", "error_retries", "model_fallbacks", "invalidation"}),  # fmt: skip
+    known=frozenset(
+        {
+            "task",
+            "model",
+            "metadata",
+            "store",
+            "model_usage",
+            "role_usage",
+            "uuid",
+            "started_at",
+            "completed_at",
+            "total_time",
+            "working_time",
+            "sandbox",
+            "files",
+            "setup",
+            "timelines",
+            "description",
+            "error_retries",
+            "model_fallbacks",
+            "invalidation",
+        }
+    ),
 )

@@ -1,4 +1,4 @@
-"""Chat-messages rows: `messages` or `prompt` + `completion`, with sampled ids and log-probs where an engine gave them."""
+"""Chat-messages rows: `messages` or `prompt` + `completion`, with sampled ids and log-probs where there are any."""
 
 from __future__ import annotations
 
@@ -16,8 +16,19 @@ from tracemask.trace.parse import loads_text
 from tracemask.trace.scalars import trace_scalars
 
 # Keys by which a row with messages is a row of another format.
-FOREIGN = ("blocks", "nodes", "trajectory", "steps", "simulations", "history", "schema_version", "trajectory_format",
-           "traces", "response_ids", "loss_mask")  # fmt: skip
+FOREIGN = (
+    "blocks",
+    "nodes",
+    "trajectory",
+    "steps",
+    "simulations",
+    "history",
+    "schema_version",
+    "trajectory_format",
+    "traces",
+    "response_ids",
+    "loss_mask",
+)
 
 
 def sniff(head: Head) -> str | None:
@@ -101,8 +112,11 @@ def _sampled_columns(row: Fields, messages: list[Message]) -> None:
         return
     replies = [message for message in messages if message.from_policy]
     if len(replies) != 1 or replies[0].sampled is not None:
-        raise row.error("token_ids", f"one array of ids for {len(replies)} replies",
-                        fix="put token_ids and logprobs on each assistant message")  # fmt: skip
+        raise row.error(
+            "token_ids",
+            f"one array of ids for {len(replies)} replies",
+            fix="put token_ids and logprobs on each assistant message",
+        )
     replies[0].sampled = sampled_from_fields(row, reason=replies[0].finish_reason)
 
 

@@ -1,4 +1,4 @@
-"""OpenHands event logs: a folder of one JSON file an event, or a list of events; actions, observations, condensations."""
+"""OpenHands event logs: folders of event files, or lists; actions, observations, condensations."""
 
 from __future__ import annotations
 
@@ -17,21 +17,94 @@ from tracemask.trace.model import Block, Message, Reasoning, Source, Text, ToolC
 from tracemask.trace.parse import loads, replace_surrogates
 from tracemask.trace.tree import Tree
 
-
-_SAID = ("message", "run", "run_ipython", "read", "write", "edit", "browse", "browse_interactive", "delegate", "finish",
-         "reject", "think", "task_tracking", "call_tool_mcp")  # fmt: skip
-_EVENT = frozenset({"id", "timestamp", "source", "message", "extras", "cause", "llm_metrics", "tool_call_metadata",
-                    "args", "content", "timeout", "success", "action", "action_id", "llm_response_id", "security_risk",
-                    "sender", "activated_skills", "activated_microagents", "extended_content", "critic_result",
-                    "thinking_blocks", "responses_reasoning_item", "summary", "tool_call", "tool_name", "tool_call_id",
-                    "observation", "forgotten_event_ids", "forgotten_events_start_id", "forgotten_events_end_id",
-                    "summary_offset", "llm_message", "dynamic_context", "dynamic_context_content", "tools"})  # fmt: skip
+_SAID = (
+    "message",
+    "run",
+    "run_ipython",
+    "read",
+    "write",
+    "edit",
+    "browse",
+    "browse_interactive",
+    "delegate",
+    "finish",
+    "reject",
+    "think",
+    "task_tracking",
+    "call_tool_mcp",
+)
+_EVENT = frozenset(
+    {
+        "id",
+        "timestamp",
+        "source",
+        "message",
+        "extras",
+        "cause",
+        "llm_metrics",
+        "tool_call_metadata",
+        "args",
+        "content",
+        "timeout",
+        "success",
+        "action",
+        "action_id",
+        "llm_response_id",
+        "security_risk",
+        "sender",
+        "activated_skills",
+        "activated_microagents",
+        "extended_content",
+        "critic_result",
+        "thinking_blocks",
+        "responses_reasoning_item",
+        "summary",
+        "tool_call",
+        "tool_name",
+        "tool_call_id",
+        "observation",
+        "forgotten_event_ids",
+        "forgotten_events_start_id",
+        "forgotten_events_end_id",
+        "summary_offset",
+        "llm_message",
+        "dynamic_context",
+        "dynamic_context_content",
+        "tools",
+    }
+)
 _CALL = frozenset({"function_name", "total_calls_in_response"})
-_RESPONSE = frozenset({"created", "model", "object", "system_fingerprint", "usage", "service_tier", "prompt_logprobs",
-                       "prompt_token_ids", "kv_transfer_params"})  # fmt: skip
-_MESSAGE = frozenset({"role", "content", "reasoning_content", "tool_calls", "tool_call_id", "name", "thinking_blocks",
-                      "responses_reasoning_item", "function_call", "provider_specific_fields", "cache_enabled",
-                      "vision_enabled", "function_calling_enabled", "force_string_serializer"})  # fmt: skip
+_RESPONSE = frozenset(
+    {
+        "created",
+        "model",
+        "object",
+        "system_fingerprint",
+        "usage",
+        "service_tier",
+        "prompt_logprobs",
+        "prompt_token_ids",
+        "kv_transfer_params",
+    }
+)
+_MESSAGE = frozenset(
+    {
+        "role",
+        "content",
+        "reasoning_content",
+        "tool_calls",
+        "tool_call_id",
+        "name",
+        "thinking_blocks",
+        "responses_reasoning_item",
+        "function_call",
+        "provider_specific_fields",
+        "cache_enabled",
+        "vision_enabled",
+        "function_calling_enabled",
+        "force_string_serializer",
+    }
+)
 
 
 def sniff(head: Head) -> str | None:
@@ -48,7 +121,9 @@ def _is_event(row: dict[str, Any]) -> bool:
     if not isinstance(row.get("source"), str) or "id" not in row:
         return False
     kind = row.get("kind")
-    return "action" in row or "observation" in row or (isinstance(kind, str) and kind.endswith(("Event", "Condensation")))
+    return (
+        "action" in row or "observation" in row or (isinstance(kind, str) and kind.endswith(("Event", "Condensation")))
+    )
 
 
 def read(value: Any, context: Context) -> Iterable[Trace]:
@@ -74,8 +149,10 @@ def _events(value: Any, context: Context) -> list[Fields]:
             found.append(Fields(raw, where))
         return found
     items = cast("list[Any]", value) if isinstance(value, list) else [value]
-    return [Fields(item.value, f"{context.where(item.number)}:") if isinstance(item, Line) else Fields(item, "")
-            for item in items]  # fmt: skip
+    return [
+        Fields(item.value, f"{context.where(item.number)}:") if isinstance(item, Line) else Fields(item, "")
+        for item in items
+    ]
 
 
 def _number(path: Path) -> tuple[int, str]:
@@ -171,8 +248,12 @@ class _Conversation:
         text = event.take_str("error") or event.take_str("rejection_reason")
         if text is None and isinstance(raw, dict):
             text = _parts(cast("dict[str, Any]", raw).get("content")) or _parts(raw.get("output"))
-        block = ToolResult(call_id=event.take_id("tool_call_id"), name=event.take_str("tool_name"),
-                           content=[_text(text)], is_error=kind != "ObservationEvent")  # fmt: skip
+        block = ToolResult(
+            call_id=event.take_id("tool_call_id"),
+            name=event.take_str("tool_name"),
+            content=[_text(text)],
+            is_error=kind != "ObservationEvent",
+        )
         self.append(name, Message(id=name, role="tool", author="environment", blocks=[block]))
 
     # ---- events of the older app (action, observation)
@@ -260,7 +341,9 @@ class _Conversation:
             gone |= {str(number) for number in range(start, end + 1)}
         summary, offset = args.take_str("summary"), args.take_int("summary_offset")
         kept = [(event, message) for event, message in self.view if event not in gone]
-        new = [(event, message.model_copy(update={"copied": True, "sampled": None}, deep=True)) for event, message in kept]
+        new = [
+            (event, message.model_copy(update={"copied": True, "sampled": None}, deep=True)) for event, message in kept
+        ]
         if summary is not None:
             block = Message(id=name, role="user", author="model", blocks=[_text(summary)])
             new.insert(len(new) if offset is None else min(offset, len(new)), (name, block))
@@ -277,8 +360,9 @@ class _Conversation:
         if not self.tree.messages:
             raise TraceError("TM904", where="", what="no event is part of a context")
         name = self.context.file.rel.removesuffix("/events").removesuffix(".json").removesuffix(".jsonl")
-        return self.tree.trace(id=name, tools=self.tools, stop=self.stop, errors=self.errors,
-                               source=Source(format="openhands"))  # fmt: skip
+        return self.tree.trace(
+            id=name, tools=self.tools, stop=self.stop, errors=self.errors, source=Source(format="openhands")
+        )
 
 
 def _text(value: Any) -> Text:

@@ -1,4 +1,4 @@
-"""SWE-agent `.traj` (each step states its exact prompt as `query`) and mini-swe-agent `.traj.json` (one linear history)."""
+"""SWE-agent `.traj` (each step states its exact prompt) and mini-swe-agent `.traj.json` (one linear history)."""
 
 from __future__ import annotations
 
@@ -153,7 +153,9 @@ def _prompt(query: list[Any], where: str, step: int) -> list[Message]:
         message = _message(entry, index, f"q{step}.{index}")
         demo = entry.get("is_demo") is True or entry.get("message_type") == "demonstration"
         if message.role == "user":
-            message.author = "harness" if demo or (seen_user and not answered) else "environment" if answered else "taskset"
+            message.author = (
+                "harness" if demo or (seen_user and not answered) else "environment" if answered else "taskset"
+            )
             seen_user = seen_user or message.author == "taskset"
         if demo:
             message.copied = message.role == "assistant"
@@ -196,8 +198,12 @@ def _mini(tree: Tree, row: Fields) -> None:
         elif entry.get("type") in OUTPUTS:
             message = Message(id=f"m{index}", role="tool", author="environment", blocks=[output_block(entry)])
         else:
-            message = message_from_chat({key: value for key, value in entry.raw.items() if key in _CHAT_KEYS}, index,
-                                        where=where, first_user=not replied)  # fmt: skip
+            message = message_from_chat(
+                {key: value for key, value in entry.raw.items() if key in _CHAT_KEYS},
+                index,
+                where=where,
+                first_user=not replied,
+            )
             if message.role == "user":
                 message.author = "environment" if replied else "taskset"
             message.finish_reason = _finish(extra) if message.role == "assistant" else None
@@ -239,7 +245,26 @@ FORMAT = Format(
     fidelity=Fidelity.MESSAGES,
     sniff=sniff,
     read=read,
-    known=frozenset({"info", "environment", "replay_config", "action", "thought", "state", "execution_time",
-                     "extra_info", "agent", "message_type", "tags", "cache_control", "thinking_blocks", "is_demo",
-                     "tool_call_ids", "extra", "messages", "swe_agent_hash"}),  # fmt: skip
+    known=frozenset(
+        {
+            "info",
+            "environment",
+            "replay_config",
+            "action",
+            "thought",
+            "state",
+            "execution_time",
+            "extra_info",
+            "agent",
+            "message_type",
+            "tags",
+            "cache_control",
+            "thinking_blocks",
+            "is_demo",
+            "tool_call_ids",
+            "extra",
+            "messages",
+            "swe_agent_hash",
+        }
+    ),
 )

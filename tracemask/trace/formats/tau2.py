@@ -1,4 +1,4 @@
-"""tau2-bench results: simulations of an agent with a user simulator, whose words are another model's and never trained."""
+"""tau2-bench results: an agent and a user simulator, whose words are another model's and never trained."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def _append(messages: list[Message], entry: Fields, position: int, context: Cont
         for number, raw in enumerate(several):
             _append(messages, Fields(raw, entry.at(f"tool_messages[{number}]")), position, context)
         return
-    if role == "tool" and entry.get("requestor") == "user" or role == "user" and entry.get("tool_calls"):
+    if (role == "tool" and entry.get("requestor") == "user") or (role == "user" and entry.get("tool_calls")):
         context.notes["tool use of the user simulator is not in the agent's context"] += 1
         if not entry.get("content") or role == "tool":
             return
@@ -92,6 +92,23 @@ FORMAT = Format(
     fidelity=Fidelity.MESSAGES,
     sniff=sniff,
     read=read,
-    known=frozenset({"agent", "start_time", "end_time", "duration", "agent_cost", "user_cost", "seed", "turn_idx",
-                     "timestamp", "cost", "usage", "raw_data", "requestor", "mode", "speech_environment"}),  # fmt: skip
+    known=frozenset(
+        {
+            "agent",
+            "start_time",
+            "end_time",
+            "duration",
+            "agent_cost",
+            "user_cost",
+            "seed",
+            "turn_idx",
+            "timestamp",
+            "cost",
+            "usage",
+            "raw_data",
+            "requestor",
+            "mode",
+            "speech_environment",
+        }
+    ),
 )

@@ -1,4 +1,4 @@
-"""verifiers: v1 `traces.jsonl` (episodes, traces, nodes; prime-rl writes the same) and legacy results with a `trajectory`."""
+"""verifiers: v1 `traces.jsonl` (episodes, traces, nodes; as prime-rl writes it) and legacy results."""
 
 from __future__ import annotations
 
@@ -16,10 +16,18 @@ from tracemask.trace.sampled import build_sampled, ids_from, logprobs_from
 from tracemask.trace.scalars import trace_scalars
 from tracemask.trace.tree import Tree, same
 
-_TOKEN_COLUMNS = {"reference_logprobs": "ref_logprob", "trainer_logprobs": "trainer_logprob", "entropies": "entropy",
-                  "advantages": "advantage"}  # fmt: skip
-_EDGES: dict[str, EdgeKind] = {"compaction": "compaction", "compaction_attempt": "compaction",
-                               "continuation": "continuation", "subagent_call": "subagent"}  # fmt: skip
+_TOKEN_COLUMNS = {
+    "reference_logprobs": "ref_logprob",
+    "trainer_logprobs": "trainer_logprob",
+    "entropies": "entropy",
+    "advantages": "advantage",
+}
+_EDGES: dict[str, EdgeKind] = {
+    "compaction": "compaction",
+    "compaction_attempt": "compaction",
+    "continuation": "continuation",
+    "subagent_call": "subagent",
+}
 _LIMITS = {"max_turns", "max_input_tokens", "max_output_tokens", "max_total_tokens", "compaction_failed"}
 
 
@@ -84,8 +92,9 @@ def _v1_trace(row: Fields, context: Context, shared: dict[str, Any]) -> Trace:
     task = row.take("task") or {}
     key = _task_key(task)
     version = row.take("version")
-    rewards = {name: _reward(row, name, part) for name, part in (row.take_dict("rewards") or {}).items()
-               if part is not None}  # fmt: skip
+    rewards = {
+        name: _reward(row, name, part) for name, part in (row.take_dict("rewards") or {}).items() if part is not None
+    }
     schemas = row.take_list("tools") or tools
     trace = tree.trace(
         id=row.take_id("id") or context.default_id(),
@@ -124,8 +133,7 @@ def _messages(nodes: list[Fields], calls: dict[int, dict[str, Any]]) -> list[Mes
         parent = node.take_int("parent")
         if parent is not None and not 0 <= parent < index:
             raise node.error("parent", f"{parent} is not a node before {index}", code="TM110")
-        message = message_from_chat(node.take("message"), index, where=node.at("message"),
-                                    first_user=not seen_user)  # fmt: skip
+        message = message_from_chat(node.take("message"), index, where=node.at("message"), first_user=not seen_user)
         seen_user = seen_user or message.role == "user"
         message.id, message.parent = f"n{index}", None if parent is None else f"n{parent}"
         sampled = node.take_bool("sampled") or False
@@ -143,7 +151,7 @@ def _messages(nodes: list[Fields], calls: dict[int, dict[str, Any]]) -> list[Mes
 
 
 def _sampled(node: Fields, ids: list[int], before: list[int] | None, call: dict[str, Any]) -> Sampled | None:
-    """The ids from the first to the last masked one were sampled; what is unmasked between them the environment wrote."""
+    """The ids from the first to the last masked one were sampled; unmasked ones between are the environment's."""
     if not ids:
         return None
     mask = node.take_list("mask") or []
@@ -186,7 +194,7 @@ def _sampled(node: Fields, ids: list[int], before: list[int] | None, call: dict[
 
 
 def _spread(raw: Any, inside: list[bool], total: int, start: int, where: str) -> list[float | None]:
-    """A stream that covers the sampled tokens only, or all of the node's, laid on [start, end); None where not sampled."""
+    """A stream over the sampled tokens, or over all of the node's, laid on [start, end); None: not sampled."""
     count = len(raw) if isinstance(raw, list) else -1
     if count == total and total != sum(inside):
         values = logprobs_from(raw, total, where)[start : start + len(inside)]
@@ -273,7 +281,9 @@ def _legacy(row: Fields, context: Context) -> Trace:
     previous: str | None = None
     steps = row.take_list("trajectory")
     if not steps:
-        raise row.error("trajectory", "missing or empty", fix="results were saved without their steps: read them as openai")
+        raise row.error(
+            "trajectory", "missing or empty", fix="results were saved without their steps: read them as openai"
+        )
     for index, raw in enumerate(steps):
         step = Fields(raw, f"trajectory[{index}]")
         prompt = _side(step, "prompt")
@@ -351,9 +361,40 @@ FORMAT = Format(
     fidelity=Fidelity.EXACT,
     sniff=sniff,
     read=read,
-    known=frozenset({"verifiers", "timing", "mm_token_type_id_map", "metrics", "info", "state", "is_completed", "ok",
-                     "is_timeout", "extra_usage", "num_input_tokens", "num_output_tokens", "num_total_tokens", "agent",
-                     "episode", "acp", "root_reply", "task", "answer", "generation_ms", "scoring_ms", "total_ms",
-                     "trajectory_id", "extras", "mask", "is_truncated", "temperature", "response", "is_content",
-                     "renderer_token_ids", "routed_experts", "sampling_mask"}),  # fmt: skip
+    known=frozenset(
+        {
+            "verifiers",
+            "timing",
+            "mm_token_type_id_map",
+            "metrics",
+            "info",
+            "state",
+            "is_completed",
+            "ok",
+            "is_timeout",
+            "extra_usage",
+            "num_input_tokens",
+            "num_output_tokens",
+            "num_total_tokens",
+            "agent",
+            "episode",
+            "acp",
+            "root_reply",
+            "task",
+            "answer",
+            "generation_ms",
+            "scoring_ms",
+            "total_ms",
+            "trajectory_id",
+            "extras",
+            "mask",
+            "is_truncated",
+            "temperature",
+            "response",
+            "is_content",
+            "renderer_token_ids",
+            "routed_experts",
+            "sampling_mask",
+        }
+    ),
 )
