@@ -6,10 +6,12 @@ then change this process's copy, never the file.
 
 from __future__ import annotations
 
+import bisect
 import mmap
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -150,15 +152,14 @@ class OpenShard:
         self._cache: dict[int, _Batch] = {}
         self._readers: dict[str, tuple[Any, dict[str, int]]] = {}
         self._starts = self._batch_starts()
-        self.rows = int(self._starts[-1])
+        self.rows = self._starts[-1]
 
-    def _batch_starts(self) -> np.ndarray:
+    def _batch_starts(self) -> Sequence[int]:
         n = self._reader.num_record_batches
         if self.compact:
-            return np.arange(n + 1, dtype=np.int64)
+            return range(n + 1)
         self._cache = {i: self._load(i) for i in range(n)}
-        lengths = [batch.data.num_rows for batch in self._cache.values()]
-        return np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+        return [0, *accumulate(batch.data.num_rows for batch in self._cache.values())]
 
     def _reader_of(self, part: str) -> tuple[Any, dict[str, int]]:
         """A reader of the "tokens" or the "scalars", and where each stored column lies in its batches.
@@ -199,8 +200,8 @@ class OpenShard:
             return batch, 0
         if len(self._cache) == 1:
             return self._cache[0], i
-        k = int(np.searchsorted(self._starts, i, side="right")) - 1
-        return self._cache[k], i - int(self._starts[k])
+        k = bisect.bisect_right(self._starts, i) - 1
+        return self._cache[k], i - self._starts[k]
 
     def row(self, i: int, *, index: int, writable: bool = False) -> Row:
         """Row `i` of this shard, numbered `index` in its dataset."""
