@@ -21,6 +21,12 @@ from tracemask.render.wire import HEADER, pack_request, unpack_answer
 ANSWER_SECONDS = 30.0  # of wall time; the worker's own CPU limit is far below
 MAX_ANSWER = 1 << 29
 MAX_TEMPLATES = 256  # compiled in one worker before it is replaced
+PASSED = (
+    "LD_LIBRARY_PATH",
+    "PATH",
+    "PYTHONHOME",
+)  # of the environment; secrets in it are none of a template's business
+SET = {"PYTHONHASHSEED": "0", "LC_ALL": "C.UTF-8", "PYTHONDONTWRITEBYTECODE": "1"}
 LENGTH = struct.Struct("<I")
 
 Definition = tuple[str, str, dict[str, str], str]  # source, name, tokens, ISO date
@@ -137,7 +143,7 @@ class Worker:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
                 bufsize=0,
-                env={"PYTHONPATH": path, "PYTHONHASHSEED": "0", "LC_ALL": "C.UTF-8", "PYTHONDONTWRITEBYTECODE": "1"},
+                env={name: os.environ[name] for name in PASSED if name in os.environ} | {"PYTHONPATH": path, **SET},
             )
             self._await_start()
         return self._process
