@@ -86,6 +86,10 @@ class Encoder:
             done = self._new[run]
         return done
 
+    def forget(self) -> None:
+        """Drops what was remembered; results do not change."""
+        self._new, self._old, self._new_characters = {}, {}, 0
+
     def fill(self) -> None:
         """Encode every wanted run in one call of the backend."""
         runs = list(self._wanted)

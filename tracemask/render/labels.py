@@ -15,7 +15,7 @@ from tracemask.render.turns import Region
 from tracemask.trace.model import Message, Text, ToolResult
 
 _PART = {Origin.REASONING: Part.REASONING, Origin.TOOL_CALL: Part.TOOL_CALL, Origin.CONTENT: Part.CONTENT}
-_ROLE = {name: Role.of(name) for name in ("system", "developer", "user", "assistant", "tool")}
+_ROLE = {name: Role[name.upper()] for name in ("system", "developer", "user", "assistant", "tool")}
 
 
 @dataclass(slots=True)
@@ -30,14 +30,14 @@ class Speaker:
     @classmethod
     def of(cls, message: Message, index: int) -> Speaker:
         """Reads role, author and the authors of single text blocks."""
-        author = Author.of(message.author)
+        author = Author[message.author.upper()]
         result = next((block for block in message.blocks if isinstance(block, ToolResult)), None)
         blocks = result.content if result else message.blocks
-        fallback = Author.of(result.author) if result and result.author else author
+        fallback = Author[result.author.upper()] if result and result.author else author
         texts = [block for block in blocks if isinstance(block, Text)]
         named: list[tuple[int, Author]] = []
         if fallback is not author or any(block.author for block in texts):
-            named = [(len(block.text), Author.of(block.author) if block.author else fallback) for block in texts]
+            named = [(len(block.text), Author[block.author.upper()] if block.author else fallback) for block in texts]
         return cls(index, _ROLE[message.role], author, named)
 
 

@@ -42,12 +42,15 @@ class Layout:
         self.extents = [Extent() for _ in range(count)]
         self._body_starts: list[int] = []
         self._body_sources: list[int] = []
+        self._interrupted: set[int] = set()
         self._read()
         firsts = sorted(extent.first for extent in self.extents if extent.first >= 0)
         self._firsts = firsts
 
     def _read(self) -> None:
         extents = self.extents
+        closed: set[int] = set()
+        speaking = -1
         for start, end, message, source, origin, _field, _coarse in self.rendered.spans:
             if message >= 0:
                 extent = extents[message]
@@ -55,6 +58,11 @@ class Layout:
                     extent.first = start
                 extent.last = end
             if source >= 0 and origin in BODY:
+                if source != speaking:
+                    if source in closed and message in (source, -1):
+                        self._interrupted.add(source)
+                    closed.add(speaking)
+                    speaking = source
                 self._body_starts.append(start)
                 self._body_sources.append(source)
                 extent = extents[source]
@@ -87,8 +95,7 @@ class Layout:
 
     def interrupted(self, message: int) -> bool:
         """Another message's text stands inside this one's: no engine has seen the reply so."""
-        extent = self.extents[message]
-        return extent.own_first >= 0 and self.foreign_after(message, extent.own_first) < extent.own_last
+        return message in self._interrupted
 
     def _bodies_from(self, at: int) -> Iterator[tuple[int, int]]:
         index = bisect_left(self._body_starts, at)

@@ -187,22 +187,23 @@ class Renderer:
 
     def _stops(self, given: Sequence[int | str]) -> frozenset[int]:
         """Stops of the tokenizer and its generation configuration, those given, and the one the template writes."""
-        stops = set(self.tokenizer.stop_ids)
+        stops: set[int] = set(self.tokenizer.stop_ids)
         for stop in given:
             token = self.tokenizer.id_of(stop) if isinstance(stop, str) else stop
             if token is None or token not in self.tokenizer.added:
                 raise UsageError("TM902", what=f"stop {stop!r} is no added token", fix="give an added token or its id")
             stops.add(token)
         learned = learn_stop(lambda chat: self._conversation(chat, None, {}), frozenset(stops))
-        return frozenset(stops if learned is None else {*stops, learned})
+        if learned is not None:
+            stops.add(learned)
+        return frozenset(stops)
 
     def _tables(self, stops: frozenset[int]) -> tuple[np.ndarray, np.ndarray]:
         """Bool tables by id with one entry more, False, for ids that the tokenizer does not have."""
         size = self.tokenizer.size
         is_stop = np.zeros(size + 1, bool)
         is_stop[[stop for stop in stops if stop < size]] = True
-        space = np.fromiter((bool(b) and b.isspace() for b in [*self.tokenizer.id_table, b""]), bool, size + 1)
-        return is_stop, space
+        return is_stop, self.tokenizer.spaces
 
 
 def _has_tools(plan: BranchPlan) -> bool:

@@ -64,7 +64,8 @@ def joined(streams: Sequence[Stream]) -> Stream:
         for name in ("ids", "author", "role", "part", "origin", "message", "turn", "logprob")
     ]
     straddles = [s.straddles if s.straddles is not None else np.zeros(len(s), bool) for s in streams]
-    return Stream(*parts, columns, np.concatenate(straddles))
+    ids, author, role, part, origin, message, turn, logprob = parts
+    return Stream(ids, author, role, part, origin, message, turn, logprob, columns, np.concatenate(straddles))
 
 
 @dataclass(slots=True)

@@ -54,7 +54,7 @@ class Tokenizer:
         self.bos_id = self._id_of_added.get(self.token_strings.get("bos_token", ""))
         named_eos = self._id_of_added.get(self.token_strings.get("eos_token", ""))
         known = [] if eos else [self._id_of_added[text] for text in family_stops(self._id_of_added)]
-        self.stop_ids = frozenset([*eos, *known, *([] if named_eos is None else [named_eos])])
+        self.stop_ids: frozenset[int] = frozenset([*eos, *known, *([] if named_eos is None else [named_eos])])
         self.backend = "tokenizers" if backend == "auto" else backend
         self._copies: dict[frozenset[int], Tokenizers] = {}
 
@@ -90,6 +90,11 @@ class Tokenizer:
     def byte_lengths(self) -> np.ndarray:
         """len(id_table[id]) for every id: int32[size]."""
         return np.fromiter((len(entry) for entry in self.id_table), np.int32, len(self.id_table))
+
+    @cached_property
+    def spaces(self) -> np.ndarray:
+        """Whether an id stands for white space alone: bool[size + 1]; the last entry is for ids out of range."""
+        return np.fromiter((entry.isspace() for entry in [*self.id_table, b""]), bool, self.size + 1)
 
     @property
     def size(self) -> int:

@@ -25,7 +25,8 @@ def loop(turns: int, *, sampled: bool, words: int = 8, reasoning: bool = True) -
     for turn in range(turns):
         thought = f"Look at page {turn}."
         arguments = f'{{"query": "page {turn}"}}'
-        spoken = f'<think>\n{thought}\n</think>\n\n<tool_call>\n{{"name": "search", "arguments": {arguments}}}\n</tool_call>{STOP}'
+        written = f'<tool_call>\n{{"name": "search", "arguments": {arguments}}}\n</tool_call>'
+        spoken = f"<think>\n{thought}\n</think>\n\n{written}{STOP}"
         call = {"id": f"c{turn}", "type": "function", "function": {"name": "search", "arguments": arguments}}
         reply: dict[str, Any] = {"role": "assistant", "content": "", "tool_calls": [call]}
         if reasoning:
