@@ -45,7 +45,8 @@ def command(
     """Turn rollout logs into Arrow shards in which every token knows its author, role and part.
 
     A run that was killed continues where it stopped, and gives the same bytes as an undisturbed one. Exit code 1 when
-    more records than --max-skipped were skipped, 2 when nothing could be done.
+    more records than --max-skipped were skipped or the tokenizer is not the one that sampled, 2 when nothing could be
+    done.
     """
     from tracemask.core.errors import UsageError
     from tracemask.store.convert import RenderConfig, convert
@@ -85,8 +86,11 @@ def command(
         print_json(summary.to_json())
     else:
         _print(summary, render)
+    if (warning := summary.suspicion()) is not None:
+        fail(warning)
     if summary.too_many_skipped:
         fail(summary.skip_error())
+    if summary.too_many_skipped or warning is not None:
         raise typer.Exit(1)
 
 

@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -308,6 +309,30 @@ def test_logs_in_a_bucket_give_the_same_bytes_as_local_ones(tmp_path: Path) -> N
     assert files(tmp_path / "file") == files(tmp_path / "bucket-file")
     with pytest.raises(TracemaskError, match="TM901"):
         convert("memory://convert-in/none.jsonl", str(tmp_path / "none"), render=RENDER)
+
+
+def test_ids_beyond_the_vocabulary_say_that_the_tokenizer_is_another_one(tmp_path: Path) -> None:
+    source = log(tmp_path / "a.jsonl", 1)
+    reply = {"role": "assistant", "content": "Yes", "token_ids": [151_000, 151_668], "logprobs": [-0.1, -0.2]}
+    bad = json.dumps({"id": "bad", "messages": [{"role": "user", "content": "Hi"}, reply]})
+    (tmp_path / "bad.jsonl").write_text(bad + "\n")
+    with pytest.raises(TracemaskError, match=r"TM904 .*bad.jsonl:1: TM205 token id 151668"):
+        convert(str(tmp_path / "bad.jsonl"), str(tmp_path / "none"), render=RENDER)
+    source.write_text(source.read_text() + bad + "\n")
+    summary = convert(str(source), str(tmp_path / "out"), render=RENDER)
+    assert [skip.code for skip in summary.skipped] == ["TM205"]
+    assert summary.traces == 1
+
+
+@pytest.mark.real
+def test_a_log_converted_with_another_models_tokenizer_is_suspected(
+    tmp_path: Path, real_tokenizer: Callable[[str], Path], undisturbed: Path
+) -> None:
+    summary = convert(str(ROLLOUTS), str(tmp_path), render=RenderConfig(str(real_tokenizer("qwen3"))))
+    suspicion = summary.suspicion()
+    assert suspicion is not None
+    assert suspicion.code == "TM205"
+    assert convert(str(ROLLOUTS), str(undisturbed), render=RENDER, rows_per_shard=EVERY).suspicion() is None
 
 
 def test_author_rules_are_applied_and_part_of_the_plan(tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ from tracemask.store.folder import open_folder
 from tracemask.store.lock import locked
 from tracemask.store.manifest import Input, Manifest, Receipt, Skip
 from tracemask.store.plan import DEFAULT_SHARD_BYTES, Range, cut, describe, units_per_shard
+from tracemask.store.row import Row
 from tracemask.store.rows import of_sample
 from tracemask.store.schema import FORMAT_VERSION, Profile, make_metadata
 from tracemask.store.summary import Summary
@@ -34,6 +35,7 @@ from tracemask.trace.reading import OnError, Unit, inputs, read_units
 if TYPE_CHECKING:
     from tracemask.render.renderer import Renderer
 
+_VOCABULARY_PADDING = 1024  # models pad their embedding by less; an id in the padding is for check to judge (TM201)
 _RENDER_AT_ONCE = 32  # traces whose runs are encoded in one batch
 
 
@@ -150,6 +152,7 @@ def _write_units(work: Work, units: list[Unit], writer: ShardWriter, skipped: li
                 noted = [*extra, *findings(trace), *samples[0].findings]
                 samples[0] = replace(samples[0], findings=noted)
                 rows = [of_sample(sample, trace) for sample in samples]
+                _check_range(rows, renderer.tokenizer.size)
                 extra = []
             except TracemaskError as error:
                 faults.append(_placed(error, trace.id, trace.source.path if trace.source else None, unit.line))
@@ -160,6 +163,15 @@ def _write_units(work: Work, units: list[Unit], writer: ShardWriter, skipped: li
             if work.on_error == "fail":
                 raise fault
             skipped.append(Skip(code=fault.code, where=fault.where, what=fault.what, fix=fault.fix))
+
+
+def _check_range(rows: list[Row], size: int) -> None:
+    """TM205 on an id that no model of this tokenizer can have: beyond the vocabulary and its padding."""
+    for row in rows:
+        top = int(row["token_ids"].max(initial=0))
+        if top >= size + _VOCABULARY_PADDING:
+            what = f"token id {top} in a vocabulary of {size}: sampled with another tokenizer"
+            raise StoreError("TM205", what=what, fix="give the tokenizer of the model that sampled the log")
 
 
 def _placed(error: TracemaskError, trace_id: str, path: str | None, line: int) -> TracemaskError:

@@ -63,6 +63,16 @@ class Summary:
         """More records were skipped than `max_skipped` allows."""
         return len(self.skipped) > self.max_skipped
 
+    def suspicion(self) -> StoreError | None:
+        """TM205 where sampled ids mostly say another text than the log: not the tokenizer that sampled it."""
+        changed = self.counts.drift.get("text_changed", 0)
+        if self.counts.drifted_rows * 2 <= self.rows or changed * 2 <= sum(self.counts.drift.values()):
+            return None
+        what = f"sampled ids say another text than the log in {self.counts.drifted_rows} of {self.rows} rows"
+        return StoreError(
+            "TM205", where=self.out, what=what, fix="give the tokenizer of the model that sampled the log"
+        )
+
     def skip_error(self) -> StoreError:
         """TM915, for those who stop on it."""
         what = f"{len(self.skipped)} records were skipped, at most {self.max_skipped} are allowed"
@@ -82,5 +92,6 @@ class Summary:
             "skipped": [skip.model_dump() for skip in self.skipped],
             "max_skipped": self.max_skipped,
             "too_many_skipped": self.too_many_skipped,
+            "wrong_tokenizer": self.suspicion() is not None,
             "unknown_fields": self.unknown_fields,
         }
