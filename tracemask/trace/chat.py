@@ -130,7 +130,8 @@ def message_from_chat(raw: Any, index: int, *, where: str, first_user: bool = Fa
 
 def _checked(values: dict[str, Any], where: str) -> Message:
     try:
-        return Message(**{key: value for key, value in values.items() if value is not None or key == "parent"})
+        given: dict[str, Any] = {key: value for key, value in values.items() if value is not None or key == "parent"}
+        return Message(**given)
     except ValidationError as error:
         field, reason = first_problem(error)
         raise TraceError("TM911", where=f"{where}.{field}", what=reason, fix="see `tracemask schema trace`") from None

@@ -16,11 +16,11 @@ _new = object.__new__
 _put = object.__setattr__
 _TOOL_KEYS = frozenset({"role", "content", "tool_call_id", "name"})
 _REPLY_KEYS = frozenset({"role", "content", "reasoning_content", "tool_calls"})
-_MESSAGE: dict[str, Any] = Message.model_construct(id="", role="user", author="user").__dict__
-_TEXT: dict[str, Any] = Text.model_construct(text="").__dict__
-_REASONING: dict[str, Any] = Reasoning.model_construct().__dict__
-_RESULT: dict[str, Any] = ToolResult.model_construct().__dict__
-_CALL: dict[str, Any] = ToolCall.model_construct(name="").__dict__
+_MESSAGE = dict(vars(Message.model_construct(id="", role="user", author="user")))
+_TEXT = dict(vars(Text.model_construct(text="")))
+_REASONING = dict(vars(Reasoning.model_construct()))
+_RESULT = dict(vars(ToolResult.model_construct()))
+_CALL = dict(vars(ToolCall.model_construct(name="")))
 _SHORT = 19  # below it no integer of the text can leave 64 bits
 
 
@@ -79,7 +79,7 @@ def _tool(raw: dict[str, Any], content: Any, index: int) -> Message | None:
     message = _message(
         index, "tool", "environment", [_build(ToolResult, values, {"call_id", "name", "content", "is_error"})]
     )
-    message.__dict__["name"] = name
+    vars(message)["name"] = name
     return message
 
 

@@ -66,12 +66,14 @@ def reasoning_block(item: Fields) -> Reasoning:
         texts = texts or [block.text for block in found if isinstance(block, Text)]
         other += [block.model_dump() for block in found if not isinstance(block, Text)]
     encrypted = item.take("encrypted_content")
-    return Reasoning(
+    block = Reasoning(
         text="\n".join(texts) if texts else None,
         encrypted=encrypted if isinstance(encrypted, str) else None,
         redacted=encrypted is not None or not texts,
-        **({"other": other} if other else {}),
     )
+    if other and block.model_extra is not None:
+        block.model_extra["other"] = other
+    return block
 
 
 def call_block(item: Fields) -> ToolCall:
@@ -103,10 +105,9 @@ def output_block(item: Fields) -> ToolResult:
         inner = cast("dict[str, Any]", output)
         failed = inner.get("success") is False
         output = inner.get("content", inner.get("body", inner))
+    blocks: list[Block] = []
     if isinstance(output, str | list):
         blocks = content_blocks(output, item.at("output"))
-    elif output is None:
-        blocks = []
-    else:
+    elif output is not None:
         blocks = [Text(text=json.dumps(output, ensure_ascii=False))]
     return ToolResult(call_id=call_id, content=blocks, is_error=failed)

@@ -74,7 +74,8 @@ def _trajectory(row: Fields, context: Context, trace_id: str, version: str, resu
     for index, raw in enumerate(steps):
         tree.step(Fields(raw, row.at(f"steps[{index}]")), row.get("session_id"))
     inner = row.take_list("subagent_trajectories") or []
-    row.take("trajectory_id"), row.take("session_id")
+    row.take("trajectory_id")
+    row.take("session_id")
     trace = tree.tree.trace(
         id=trace_id,
         tools=agent.take_list("tool_definitions"),

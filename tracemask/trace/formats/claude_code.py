@@ -9,7 +9,19 @@ from tracemask.core.errors import TraceError
 from tracemask.core.vocab import Fidelity
 from tracemask.trace.fields import Fields
 from tracemask.trace.formats import Context, Format, Head, Line, UnitKind, keep
-from tracemask.trace.model import Block, Media, Message, Opaque, Reasoning, Source, Text, ToolCall, ToolResult, Trace
+from tracemask.trace.model import (
+    AuthorName,
+    Block,
+    Media,
+    Message,
+    Opaque,
+    Reasoning,
+    Source,
+    Text,
+    ToolCall,
+    ToolResult,
+    Trace,
+)
 from tracemask.trace.tree import Tree
 
 _MESSAGE = frozenset(
@@ -325,7 +337,7 @@ class _Session:
         keep(user, {key: value for key, value in entry.row.rest().items() if key not in ("message", "timestamp")})
         return self.add(user, entry, at)
 
-    def author(self, entry: _Entry, text: str, *, after_results: bool) -> str:
+    def author(self, entry: _Entry, text: str, *, after_results: bool) -> AuthorName:
         """Summaries are another call's words, reminders and echoes the harness's, the first real one the task."""
         if entry.row.get("isCompactSummary"):
             return "model"

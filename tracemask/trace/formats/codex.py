@@ -9,7 +9,7 @@ from tracemask.core.errors import TraceError
 from tracemask.core.vocab import Fidelity
 from tracemask.trace.fields import Fields
 from tracemask.trace.formats import Context, Format, Head, Line, UnitKind
-from tracemask.trace.model import Block, Message, Opaque, Source, Text, Trace
+from tracemask.trace.model import AuthorName, Block, Message, Opaque, Source, Text, Trace
 from tracemask.trace.responses import CALLS, OUTPUTS, call_block, content_blocks, output_block, reasoning_block
 from tracemask.trace.tree import Tree
 
@@ -179,7 +179,7 @@ class _Session:
         else:
             raise item.error("role", f"unknown role {role!r}", fix="one of user, assistant, developer, system")
 
-    def user_author(self, blocks: list[Block]) -> str:
+    def user_author(self, blocks: list[Block]) -> AuthorName:
         """Codex itself speaks in the user slot (environment, instructions); the first other message is the task."""
         text = next((block.text for block in blocks if isinstance(block, Text)), "")
         if text.lstrip().startswith(_HARNESS):

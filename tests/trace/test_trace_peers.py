@@ -1,0 +1,152 @@
+"""Logs written by the packages that own their format: what we read must be what they say."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tracemask.core.vocab import Fidelity
+from tracemask.trace import read_traces
+from tracemask.trace.model import ToolCall
+
+pytestmark = pytest.mark.peers
+
+
+def nodes(types: Any, graph: Any) -> list[Any]:
+    """A shared call, then two branches below it."""
+    call = types.ToolCall(id="c1", name="tide", arguments='{"hour": 6}')
+    make = graph.MessageNode
+    return [
+        make(
+            parent=None, message=types.SystemMessage(content="Read the table."), token_ids=[1, 2], mask=[False, False]
+        ),
+        make(parent=0, message=types.UserMessage(content="How high?"), token_ids=[3], mask=[False]),
+        make(
+            parent=1,
+            message=types.AssistantMessage(reasoning_content="Look.", tool_calls=[call]),
+            sampled=True,
+            token_ids=[4, 5, 6],
+            mask=[False, True, True],
+            logprobs=[-0.5, -0.25],
+            advantages=[1.0, 1.0],
+        ),
+        make(parent=2, message=types.ToolMessage(tool_call_id="c1", content="2 m"), token_ids=[7], mask=[False]),
+        make(
+            parent=3,
+            message=types.AssistantMessage(content="2 m."),
+            sampled=True,
+            token_ids=[8, 9],
+            mask=[False, True],
+            logprobs=[-0.125],
+        ),
+        make(parent=2, message=types.ToolMessage(tool_call_id="c1", content="error"), token_ids=[10], mask=[False]),
+        make(
+            parent=5,
+            message=types.AssistantMessage(content="Failed."),
+            sampled=True,
+            token_ids=[8, 11],
+            mask=[False, True],
+            logprobs=[-1.0],
+        ),
+    ]
+
+
+def test_verifiers_branches_are_ours_token_by_token(tmp_path: Path) -> None:
+    pytest.importorskip("verifiers")
+    from verifiers.v1 import graph, types
+    from verifiers.v1.trace import Reward, Trace, WireTrace
+
+    theirs = WireTrace.model_validate(
+        {
+            "id": "t",
+            "task": {"type": "Tide", "data": {}, "key": "k"},
+            "agent": {"config": {"harness": {"id": "x"}}, "name": "solver"},
+            "nodes": [json.loads(node.model_dump_json()) for node in nodes(types, graph)],
+            "rewards": {"right": Reward(score=1.0, weight=0.5).model_dump()},
+        }
+    )
+    assert isinstance(theirs, Trace)
+    (tmp_path / "traces.jsonl").write_text(json.dumps(theirs.to_record(float_decimals=None)) + "\n")
+    reading = read_traces(tmp_path / "traces.jsonl")
+    (ours,) = reading
+    assert (reading.format, reading.skipped, dict(reading.unknown_fields)) == ("verifiers", [], {})
+    assert ours.fidelity is Fidelity.EXACT
+    assert ours.reward == theirs.reward
+    assert len(ours.branches()) == len(theirs.branches)
+    for path, branch in zip(ours.branches(), theirs.branches, strict=True):
+        last = path[-1].sampled
+        assert last is not None
+        assert [*(last.prompt_ids or []), *last.token_ids] == branch.token_ids
+        given = [value for message in path if message.sampled for value in message.sampled.logprobs or []]
+        assert given == [value for value, flag in zip(branch.logprobs, branch.sampled_mask, strict=True) if flag]
+        assert [message.role for message in path] == [node.message.role for node in branch.nodes]
+
+
+def test_inspect_writes_an_archive_that_we_read_as_it_reads_it_itself(tmp_path: Path) -> None:
+    pytest.importorskip("inspect_ai")
+    from inspect_ai import Task, eval
+    from inspect_ai.dataset import Sample
+    from inspect_ai.log import read_eval_log
+    from inspect_ai.model import ModelOutput, get_model
+    from inspect_ai.scorer import includes
+    from inspect_ai.solver import generate, use_tools
+    from inspect_ai.tool import tool
+
+    @tool
+    def tide() -> Any:
+        async def execute(hour: int) -> str:
+            """Height of the water.
+
+            Args:
+                hour: The hour.
+            """
+            return f"{hour} m"
+
+        return execute
+
+    outputs = [
+        ModelOutput.for_tool_call("mockllm/model", "tide", {"hour": 2}),
+        ModelOutput.from_content("mockllm/model", "It is 2 m."),
+    ]
+    task = Task(
+        dataset=[Sample(id="one", input="How high is the water? " * 20, target="2 m")],
+        solver=[use_tools(tide()), generate()],
+        scorer=includes(),
+    )
+    model = get_model("mockllm/model", custom_outputs=outputs)
+    (done,) = eval(task, model=model, log_dir=str(tmp_path), display="none", log_format="eval")
+    assert done.status == "success"
+    (path,) = tmp_path.glob("*.eval")
+    theirs = read_eval_log(str(path)).samples
+    reading = read_traces(path)
+    (ours,) = reading
+    assert (reading.format, reading.skipped) == ("inspect", [])
+    assert theirs is not None
+    (branch,) = ours.branches()
+    assert [message.role for message in branch] == [message.role for message in theirs[0].messages]
+    assert [message.text() for message in branch] == [message.text for message in theirs[0].messages]
+    assert [block.arguments for message in branch for block in message.blocks if isinstance(block, ToolCall)] == [
+        {"hour": 2}
+    ]
+    assert ours.reward == 1.0
+    assert ours.tools is not None
+    assert ours.tools[0]["function"]["name"] == "tide"
+
+
+def test_harbor_reads_our_atif_fixture_and_says_the_same_of_it(tmp_path: Path) -> None:
+    pytest.importorskip("harbor")
+    from harbor.models.trajectories import Trajectory
+    from trace_fixtures import ROOT
+
+    raw = json.loads((ROOT / "atif/trial/agent/trajectory.json").read_text())
+    theirs = Trajectory.model_validate(raw)
+    (tmp_path / "trajectory.json").write_text(json.dumps(theirs.to_json_dict()))
+    ours = next(iter(read_traces(tmp_path / "trajectory.json")))
+    steps = [step for step in theirs.steps if step.metrics and step.metrics.prompt_token_ids]
+    sampled = [message.sampled for message in ours.messages if message.sampled]
+    assert [(call.prompt_ids, call.token_ids) for call in sampled] == [
+        (step.metrics.prompt_token_ids, step.metrics.completion_token_ids) for step in steps if step.metrics
+    ]
