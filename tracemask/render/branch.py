@@ -281,9 +281,11 @@ class _Work:
             if self.messages[k].role != "assistant":
                 continue
             region = self.region(end, k)
+            reply = replies.get(k)
+            if region is None and reply is not None and end == k + 1:
+                region = _nowhere(k, len(layout.text))
             if region is None or region.start < at:
                 continue
-            reply = replies.get(k)
             if reply is not None:
                 region, said = self._matched(layout, region, reply)
                 if said:
@@ -311,6 +313,11 @@ class _Work:
             return b"".join([table[token] for token in reply.ids.tolist()]).decode()
         except UnicodeDecodeError:
             return None
+
+
+def _nowhere(k: int, end: int) -> Region:
+    """The region of a sampled reply that the template does not print at all: its ids are kept behind the text."""
+    return Region(k, end, end, end, end, approximate=True, opened=None, stopped_early=False, stop_id=None)
 
 
 def _prompt_ids(sampled: Sampled | None) -> np.ndarray | None:

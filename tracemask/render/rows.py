@@ -12,7 +12,7 @@ from tracemask.core.vocab import Author, Fidelity, Origin, Part
 from tracemask.render.align import align_context
 from tracemask.render.branch import BranchPlan, Turn
 from tracemask.render.control import Control
-from tracemask.render.drift import common_prefix, compare
+from tracemask.render.drift import cause_of_text, common_prefix, compare
 from tracemask.render.encode import Encoder, Mode, Run, byte_to_character
 from tracemask.render.parts import reply_parts
 from tracemask.render.sample import Drift, Sample
@@ -77,7 +77,7 @@ class _Trace:
         start, end = base.bounds[turn.k]
         if turn.prompt_ids is not None:
             row, have = self.stitcher.open(turn.prompt_ids, None, 0)
-            self._exact_context(base, turn, row, have)
+            self._exact_context(plan, base, turn, row, have)
             tail = None
         else:
             row, have = self.stitcher.open(base.stream.ids[:start], base, start)
@@ -88,7 +88,7 @@ class _Trace:
         if as_sampled:
             row.append_from(base, start, end)
         else:
-            row.append(self._own_words(base, turn))
+            row.append(self._own_words(plan, base, turn))
         row.tail = tail if as_sampled else None
         self._account(plan, turn, row, first)
         self._drift(plan, base, turn, row, first)
@@ -133,7 +133,7 @@ class _Trace:
         what = f"id {int(ids[outside[0]])} is not in the vocabulary (largest id {self.tools.tokenizer.size - 1})"
         return [Finding("TM201", what, Place(turn=index, token=at), data={"count": len(outside)})]
 
-    def _exact_context(self, base: Base, turn: Turn, row: Row, have: int) -> None:
+    def _exact_context(self, plan: BranchPlan, base: Base, turn: Turn, row: Row, have: int) -> None:
         """Appends the engine's context beyond what the row has, labelled by the render."""
         ids = turn.prompt_ids[have:] if turn.prompt_ids is not None else np.zeros(0, np.int32)
         at = 0
@@ -143,14 +143,21 @@ class _Trace:
         text = base.layout.text[at : turn.region.prompt_end]
         stream, differs = align_context(self.tools.tokenizer, self.tools.control, ids, text, at, base.labels)
         if differs >= 0:
-            self._context_drift(base, turn, row, stream, differs)
+            changed = max(int((stream.origin == Origin.ENGINE).sum()), 1)
+            cause = self._cause(ids, text)
+            row.drift.append(Drift(plan.speakers[turn.k].index, cause, row.length + differs, changed, "context"))
         row.append(stream)
 
-    def _context_drift(self, base: Base, turn: Turn, row: Row, stream: Stream, differs: int) -> None:
-        index = int(base.labels.message[base.labels.rows_at(np.array([turn.region.start]))[0]])
-        row.drift.append(Drift(index, "text_changed", row.length + differs, len(stream) - differs, "context"))
+    def _cause(self, ids: np.ndarray, text: str) -> str:
+        """Why the engine's context is not what the template renders."""
+        table = self.tools.tokenizer.id_table
+        raw = b"".join([table[token] if token < len(table) else b"" for token in ids.tolist()])
+        try:
+            return cause_of_text(raw.decode(), text)
+        except UnicodeDecodeError:
+            return "invalid_utf8"
 
-    def _own_words(self, base: Base, turn: Turn) -> Stream:
+    def _own_words(self, plan: BranchPlan, base: Base, turn: Turn) -> Stream:
         """Sampled ids whose bytes differ from the render: labels where head or tail agree, else read from the ids."""
         reply, region = turn.reply, turn.region
         assert reply is not None
@@ -167,8 +174,7 @@ class _Trace:
         parts = np.array([int(kind) for kind in kinds], np.uint8)[slots]
         if len(reply.ids) and int(reply.ids[-1]) in self.tools.stop_ids:
             parts[-1] = Part.STOP
-        message = int(base.labels.message[base.labels.rows_at(np.array([max(region.start, 0)]))[0]])
-        stream = unexplained(reply, turn.k, message, parts)
+        stream = unexplained(reply, turn.k, plan.speakers[turn.k].index, parts)
         self._agreeing(base, turn, stream, raw, starts)
         return stream
 

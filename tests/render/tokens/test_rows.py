@@ -10,6 +10,8 @@ from render_tools import of, renderer, sampled_text, small, text_of
 
 from tracemask.core.errors import RenderError, UsageError
 from tracemask.core.vocab import Author, Fidelity, Origin, Part, Role
+from tracemask.render.renderer import Renderer
+from tracemask.render.template import Template
 from tracemask.trace.model import Message, Sampled, Span, Text, Trace
 
 U = {"role": "user", "content": "Which colour is the sky?"}
@@ -375,6 +377,24 @@ def test_ids_beyond_the_vocabulary_are_kept_and_named() -> None:
     assert int(row.token_ids[-1]) == small().size + 7
     (finding,) = [finding for finding in row.findings if finding.code == "TM201"]
     assert finding.place.token == len(row) - 1
+
+
+def test_a_sampled_reply_that_the_template_does_not_print_is_kept() -> None:
+    source = "{% for m in messages if m.role == 'user' %}{{ m.content }}<|im_end|>{% endfor %}"
+    front = Renderer(small(), Template(source, tokens=small().token_strings, sandbox="inline"))
+    reply = sampled("Blue." + STOP, content="Blue.")
+    (row,) = front.render(Trace.from_messages([U, reply]))
+    assert row.token_ids[row.sampled].tolist() == reply["token_ids"] and row.approximate
+    assert (row.message[row.sampled] == 1).all() and (row.part[row.sampled][-1]) == Part.STOP
+
+
+def test_a_context_that_the_engine_trimmed_is_drift_with_its_cause() -> None:
+    prompt = ids("<|im_start|>user\nWhich colour?<|im_end|>\n<|im_start|>assistant\n")
+    (row,) = rows(
+        {"role": "user", "content": "Which colour? "}, sampled("Blue." + STOP, content="Blue.", prompt_ids=prompt)
+    )
+    assert [(drift.where, drift.cause) for drift in row.drift] == [("context", "whitespace_trim")]
+    assert row.token_ids[: len(prompt)].tolist() == prompt
 
 
 def test_unknown_options_are_refused_with_the_known_ones() -> None:
