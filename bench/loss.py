@@ -11,7 +11,6 @@ import os
 import platform
 import resource
 import statistics
-import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -123,5 +122,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.path.insert(0, str(Path(__file__).parent))
     main()

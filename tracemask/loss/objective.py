@@ -74,7 +74,7 @@ class Objective:
         weight = t.weights[component.name][lo:hi].double()
         keep = weight != 0
         if component.name in self.counts:
-            below = torch.full_like(weight, float(self.counts[component.name]))
+            below = torch.full_like(weight, float(self.counts[component.name]) or 1.0)  # 0: all rejected, 0 / 1
         else:
             below = t.denominator[component.name][lo:hi].double()
         below = torch.where(keep, below, 1)

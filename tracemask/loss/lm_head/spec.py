@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 CPU_BUFFER = 48 << 20  # bytes of logits at a time: large enough for the matrix products, small enough to stay cheap
-GPU_BUFFER = 1 << 30
+GPU_BUFFER = 2 << 30  # at most a 32nd of the device's memory
 
 
 class RowKernels(NamedTuple):
@@ -60,7 +60,9 @@ def chunk_rows(chunk: int | str, rows: int, vocab: int, like: Tensor) -> int:
     """Logit rows at a time: `chunk`, or as many as the device's buffer holds, in equal shares."""
     if chunk != "auto":
         return max(1, min(int(chunk), rows))
-    budget = CPU_BUFFER if like.device.type == "cpu" else GPU_BUFFER
+    budget = CPU_BUFFER
+    if like.is_cuda:
+        budget = min(GPU_BUFFER, torch.cuda.get_device_properties(like.device).total_memory // 32)
     most = max(16, budget // (vocab * like.element_size()))
     parts = max(1, -(-rows // most))
     return max(1, -(-rows // parts))
