@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
 import select
 import signal
@@ -12,7 +14,7 @@ import threading
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from tracemask.core.errors import RenderError
 from tracemask.render.text import RenderedText
@@ -27,6 +29,7 @@ PASSED = (
     "PYTHONHOME",
 )  # of the environment; secrets in it are none of a template's business
 SET = {"PYTHONHASHSEED": "0", "LC_ALL": "C.UTF-8", "PYTHONDONTWRITEBYTECODE": "1"}
+PIPE_BYTES = 1 << 20
 LENGTH = struct.Struct("<I")
 
 Definition = tuple[str, str, dict[str, str], str]  # source, name, tokens, ISO date
@@ -145,8 +148,16 @@ class Worker:
                 bufsize=0,
                 env={name: os.environ[name] for name in PASSED if name in os.environ} | {"PYTHONPATH": path, **SET},
             )
+            self._widen_pipes(self._process)
             self._await_start()
         return self._process
+
+    @staticmethod
+    def _widen_pipes(process: subprocess.Popen[bytes]) -> None:
+        """Room for a few renders, so that the worker goes on while its answers are read. Only a matter of speed."""
+        for pipe in (process.stdin, process.stdout):
+            with contextlib.suppress(OSError, AttributeError):  # not on Linux, or beyond what the system allows
+                fcntl.fcntl(cast(Any, pipe).fileno(), fcntl.F_SETPIPE_SZ, PIPE_BYTES)
 
     def _await_start(self) -> None:
         """The worker says that its limits are in place; where it cannot, no template is to blame."""
