@@ -44,7 +44,9 @@ def test_a_changed_author_and_its_weight_are_named_at_their_tokens(small):
 
 def test_another_tokenization_of_the_same_text_is_shown_with_both_ids(small):
     a = make_row(small, [(Author.POLICY, "one harbour two", True)])
-    b = make_row(small, [(Author.POLICY, "one", True), (Author.POLICY, " har", True), (Author.POLICY, "bour two", True)])
+    b = make_row(
+        small, [(Author.POLICY, "one", True), (Author.POLICY, " har", True), (Author.POLICY, "bour two", True)]
+    )
     changes = [change for change in compare(a, b) if change.kind == "ids"]
     assert changes
     text = "\n".join(line.plain for line in lines(a, b, changes, small))

@@ -6,9 +6,9 @@ import re
 
 import numpy as np
 import pytest
-from report_rows import make_row
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from report_rows import make_row
 
 from tracemask.core.finding import Finding, Place
 from tracemask.core.vocab import AUTHOR_LETTER, Author
@@ -48,7 +48,10 @@ TEXTS = st.text(st.characters(codec="utf-8"), max_size=30)
 def test_a_dump_without_colour_gives_back_author_weight_and_id_of_every_token(small, pieces, width):
     row = make_row(small, [(author, text, False) for author, text, _ in pieces])
     stream = np.concatenate(
-        [np.full(int((row["message"] == number).sum()), weight, np.float32) for number, (_, _, weight) in enumerate(pieces)]
+        [
+            np.full(int((row["message"] == number).sum()), weight, np.float32)
+            for number, (_, _, weight) in enumerate(pieces)
+        ]
         or [np.zeros(0, np.float32)]
     )
     view = View(width=width, full=True, ids=True)

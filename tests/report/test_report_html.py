@@ -79,7 +79,9 @@ def test_rows_with_findings_are_shown_first_and_all_are_counted(small):
 
 
 def test_weights_of_each_normalizer_are_totalled_by_author(small):
-    rows = [make_row(small, [(Author.USER, "question", False), (Author.POLICY, "a b c d", True)], index=i) for i in range(2)]
+    rows = [
+        make_row(small, [(Author.USER, "question", False), (Author.POLICY, "a b c d", True)], index=i) for i in range(2)
+    ]
     trained = [int(row["sampled"].sum()) for row in rows]
     scales = {"token_mean": np.full(2, 1 / sum(trained))}
     data = Page("t", small, scales=scales).data(rows)

@@ -3,7 +3,7 @@ text, so a dump without colour loses nothing and can be parsed back. Knows no fi
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -11,8 +11,8 @@ import numpy as np
 
 from tracemask.core.finding import Finding
 from tracemask.core.vocab import AUTHOR_LETTER, Author
-from tracemask.report.glyphs import NEWLINE, Speller, TokenTable, visible
-from tracemask.report.lanes import Run, loss_spans, runs, stored_weights
+from tracemask.report.glyphs import NEWLINE, Speller, TokenTable, plain, visible
+from tracemask.report.lanes import Run, loss_spans, misfits, runs, stored_weights, whole
 from tracemask.store.row import Row
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ def weight_label(run_weights: tuple[tuple[str, float], ...]) -> str:
 
     def one(name: str, weight: float) -> str:
         value = "" if weight == 1 else f"{weight:.6g}"
-        return f"{name}{glyph(weight)}{value}" if named else f"{glyph(weight)}{value}"
+        return f"{visible(name)}{glyph(weight)}{value}" if named else f"{glyph(weight)}{value}"
 
     return "+".join(one(name, weight) for name, weight in live)
 
@@ -74,8 +74,9 @@ def dump(
     """Lines of a row. weights: streams of a recipe; default what the row itself stores. tokenizer None: ids only."""
     view = view or View()
     weights = stored_weights(row) if weights is None else weights
+    odd, row = misfits(row), whole(row)
     row_runs = runs(row, weights)
-    yield header(row, row_runs)
+    yield header(row, row_runs, odd)
     speller = Speller(tokenizer)
     if view.tokens:
         yield from _table(row, row_runs, speller, view)
@@ -85,8 +86,8 @@ def dump(
         yield from _run_lines(row, run, speller, view, margin)
 
 
-def header(row: Row, row_runs: list[Run]) -> Text:
-    """One line: what the row is, how long, how much of it is in the loss."""
+def header(row: Row, row_runs: list[Run], odd: Mapping[str, int]) -> Text:
+    """One line: what the row is, how long, how much of it is in the loss, and columns of another length (`misfits`)."""
     from rich.text import Text
 
     total = len(row)
@@ -100,6 +101,7 @@ def header(row: Row, row_runs: list[Run]) -> Text:
             parts.append(f"{name} {visible(str(value))}")
     if row.scalars.get("truncated"):
         parts.append("truncated")
+    parts += [f"TM101 {visible(name)} has {count:,} values: left out" for name, count in odd.items()]
     return Text("  ".join(parts), style="bold")
 
 
@@ -152,13 +154,8 @@ def _run_lines(row: Row, run: Run, speller: Speller, view: View, margin: int) ->
         for finding in marks:
             token = finding.place.token
             if token is not None and run.start + start <= token < run.start + end:
-                what = f"{finding.code} {visible_message(finding)}"
+                what = f"{finding.code} {plain(finding.message)}"
                 yield Text(f"{blank}^│token {token} (id {int(ids[token - run.start])}): {what}", style="bold red")
-
-
-def visible_message(finding: Finding) -> str:
-    """A finding's message with nothing in it that could drive a terminal; spaces stay spaces."""
-    return " ".join(visible(word) for word in finding.message.split(" "))
 
 
 def _collapsed(row: Row, run: Run, speller: Speller, margin: int) -> Text:
@@ -211,4 +208,4 @@ def _table(row: Row, row_runs: list[Run], speller: Speller, view: View) -> Itera
             line.append(pieces[index] or "‹part of the next character›", style=_style(run))
             yield line
             for finding in notes.get(index, ()):
-                yield Text(f"{'':>34} ^ {finding.code} {visible_message(finding)}", style="bold red")
+                yield Text(f"{'':>34} ^ {finding.code} {plain(finding.message)}", style="bold red")

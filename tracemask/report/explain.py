@@ -17,6 +17,7 @@ from tracemask.recipe.model import PER_TOKEN, AdvantageSpec, RewardSpec
 from tracemask.recipe.normalize import NORMALIZERS
 from tracemask.recipe.rollouts import Scalars
 from tracemask.recipe.select import TokenBytes
+from tracemask.report.glyphs import plain
 from tracemask.store.row import Row
 
 NAMES = tuple(NORMALIZERS)
@@ -135,7 +136,7 @@ def _table(
 
     out = [line("rollout", "tokens", "A", names)]
     for at in rollouts:
-        advantage = "–" if math.isnan(component.advantage[at]) else f"{component.advantage[at]:+.2f}"
+        advantage = _signed(float(component.advantage[at]))
         cells = (_number(values[name][at]) for name in NAMES)
         out.append(line(_short(component.labels[at]), str(component.tokens[at]), advantage, cells))
     return [*out, line(ratio[0], "", "", (_number(ratio[1](name)) for name in NAMES))]
@@ -164,7 +165,7 @@ def _words(component: ComponentAudit) -> list[str]:
         return [*out, "Every advantage is 0: this component moves nothing."]
     first = kept[np.argsort(-push[kept], kind="stable")][:3]
     hardest = ", ".join(
-        f"{_short(component.labels[at])} ({component.tokens[at]} tokens, A = {component.advantage[at]:+.2f}, "
+        f"{_short(component.labels[at])} ({component.tokens[at]} tokens, A = {_signed(float(component.advantage[at]))}, "
         f"{push[at] / total:.0%})"
         for at in first
     )
@@ -226,8 +227,12 @@ def _number(value: float) -> str:
     return f"{rounded:.{max(digits, 0)}f}".rstrip("0").rstrip(".") if digits > 0 else f"{rounded:,.0f}"
 
 
+def _signed(value: float) -> str:
+    return "–" if math.isnan(value) else f"{value:+.2f}" if abs(value) < 1e5 else f"{value:+.1e}"
+
+
 def _short(label: str) -> str:
-    return label if len(label) <= 24 else f"{label[:11]}…{label[-12:]}"
+    return plain(label if len(label) <= 24 else f"{label[:11]}…{label[-12:]}")
 
 
 def _count(n: int, noun: str) -> str:

@@ -13,10 +13,12 @@ from tracemask.core.errors import RenderError
 NEWLINE = "⏎"
 _VISIBLE = {" ": "·", "\t": "→", "\n": NEWLINE, "\r": "␍", "\x7f": "␡"}
 _VISIBLE |= {chr(code): chr(0x2400 + code) for code in range(32) if chr(code) not in _VISIBLE}
-# C1 controls, soft hyphen, zero-width and bidirectional marks, line separators, fillers, tag characters, surrogates.
+# C1 controls, blanks other than the space, soft hyphen, zero-width and bidirectional marks, line separators, fillers,
+# variation selectors, shorthand and musical controls, tag characters, noncharacters, surrogates.
 _INVISIBLE = re.compile(
-    "[\x80-\x9f\xad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180e\u200b-\u200f\u2028-\u202f\u205f-\u206f\u3164"
-    "\ufe00-\ufe0f\ufeff\uffa0\ufff9-\ufffb\ud800-\udfff\U000e0000-\U000e01ef]"
+    "[\x80-\xa0\xad\u034f\u061c\u070f\u115f\u1160\u1680\u17b4\u17b5\u180b-\u180f\u2000-\u200f\u2028-\u202f"
+    "\u205f-\u206f\u2800\u3000\u3164\ud800-\udfff\ufe00-\ufe0f\ufeff\uffa0\ufff0-\ufffb\ufffe\uffff"
+    "\U0001bca0-\U0001bca3\U0001d159\U0001d173-\U0001d17a\U000e0000-\U000e0fff]"
 )
 _TABLE = str.maketrans(_VISIBLE)
 
@@ -33,6 +35,11 @@ class TokenTable(Protocol):
 def visible(text: str) -> str:
     """`text` with every blank, control, zero-width or bidirectional character spelled as something that can be seen."""
     return _INVISIBLE.sub(lambda match: f"‹U+{ord(match[0]):04X}›", text.translate(_TABLE))
+
+
+def plain(text: str) -> str:
+    """`visible`, with spaces as they are: one line of a message or a name."""
+    return " ".join(visible(word) for word in text.split(" "))
 
 
 def special(content: str) -> str:

@@ -12,8 +12,8 @@ import numpy as np
 from tracemask.core.errors import RenderError
 from tracemask.core.finding import Finding
 from tracemask.core.vocab import AUTHOR_LETTER, Author, Part, Role
-from tracemask.report.glyphs import Speller, TokenTable, visible
-from tracemask.report.lanes import runs, stored_weights
+from tracemask.report.glyphs import Speller, TokenTable, plain, visible
+from tracemask.report.lanes import codes, misfits, runs, stored_weights, whole
 from tracemask.store.row import Row
 
 MISSING = 65535  # a log-prob that is not there
@@ -54,21 +54,22 @@ class Page:
         components: list[str] = []
         for seen, row in enumerate(rows):
             weights = self.weigh(row)
+            odd, row = misfits(row), whole(row)
             components += [name for name in weights if name not in components]
             self._count(row, weights, seen)
             if row.index in wanted or spare > 0:
                 spare -= row.index not in wanted
-                shown.append(self._row(row, weights, by_row.get(row.index, []), seen))
+                shown.append(self._row(row, weights, by_row.get(row.index, []), seen, odd))
         for entry in shown:
             entry["runs"] = [[*run[:6], *(run[6].get(name, 0) for name in components)] for run in entry["runs"]]
         position = {entry["index"]: number for number, entry in enumerate(shown)}
         return {
-            "title": self.title,
-            "facts": [*facts, *([f"{len(shown)} rows shown"] if shown else [])],
+            "title": plain(self.title),
+            "facts": [*map(plain, facts), *([f"{len(shown)} rows shown"] if shown else [])],
             "authors": [[AUTHOR_LETTER[author], author.label] for author in Author],
             "roles": [role.label for role in Role],
             "parts": [part.label for part in Part],
-            "components": components,
+            "components": [plain(name) for name in components],
             "normalizers": list(self.scales),
             "counts": [[*key, int(n), int(on)] for key, (n, on) in sorted(self._counts.items())],
             "totals": self._totals,
@@ -79,24 +80,25 @@ class Page:
         }
 
     def _count(self, row: Row, weights: dict[str, np.ndarray], seen: int) -> None:
-        length = len(row)
-        missing = np.full(length, -1, np.int16)
-        author = np.asarray(row.columns.get("author", missing), np.int16)
-        role = np.asarray(row.columns.get("role", missing), np.int16)
-        total = sum((np.abs(stream, dtype=np.float64) for stream in weights.values()), np.zeros(length))
-        key = (author.astype(np.int32) + 1) * 64 + role + 1
+        total, live = np.zeros(len(row)), np.zeros(len(row), bool)
+        for stream in weights.values():
+            live |= stream != 0
+            total += np.where(np.isfinite(stream), np.abs(stream, dtype=np.float64), 0.0)
+        key = (codes(row, "author") + 1) * 64 + codes(row, "role") + 1
         for code in np.unique(key):
             here = key == code
             pair = (int(code) // 64 - 1, int(code) % 64 - 1)
             entry = self._counts.setdefault(pair, [0, 0])
             entry[0] += int(here.sum())
-            entry[1] += int((total[here] != 0).sum())
+            entry[1] += int(live[here].sum())
             for name, scale in self.scales.items():
                 sums = self._totals.setdefault(name, {})
                 label = f"{pair[0]}/{pair[1]}"
                 sums[label] = sums.get(label, 0.0) + float(total[here].sum() * scale[seen])
 
-    def _row(self, row: Row, weights: dict[str, np.ndarray], findings: list[Finding], seen: int) -> dict[str, Any]:
+    def _row(
+        self, row: Row, weights: dict[str, np.ndarray], findings: list[Finding], seen: int, odd: Mapping[str, int]
+    ) -> dict[str, Any]:
         ids = np.asarray(row["token_ids"])
         unique, inverse = np.unique(ids, return_inverse=True)
         local = np.array([self._vocab.setdefault(int(token), len(self._vocab)) for token in unique], np.uint32)
@@ -105,7 +107,7 @@ class Page:
         scalars = row.scalars
         return {
             "index": row.index,
-            "id": visible(str(scalars.get("id") or "")),
+            "id": "" if scalars.get("id") is None else visible(str(scalars["id"])),
             "n": len(ids),
             "ids": _base64(indices.astype("<u4" if wide else "<u2")),
             "wide": wide,
@@ -117,7 +119,7 @@ class Page:
                     _code(run.role),
                     _code(run.part),
                     run.message,
-                    dict(run.weights),
+                    {name: weight if np.isfinite(weight) else None for name, weight in run.weights},
                 ]
                 for run in runs(row, weights, by_part=True)
             ],
@@ -125,7 +127,8 @@ class Page:
             **_logprobs(row),
             "norm": {name: float(scale[seen]) for name, scale in self.scales.items()},
             "facts": [
-                f"{name} {visible(str(scalars[name]))}" for name in _FACTS if scalars.get(name) not in (None, False)
+                *(f"{name} {visible(str(scalars[name]))}" for name in _FACTS if _said(scalars.get(name))),
+                *(f"TM101 {plain(name)} has {count} values: left out" for name, count in odd.items()),
             ],
             "findings": [self._finding(finding) for finding in findings],
         }
@@ -163,7 +166,7 @@ class Page:
         return out
 
     def _finding(self, finding: Finding) -> dict[str, Any]:
-        out: dict[str, Any] = {"code": finding.code, "message": _plain(finding.message), "token": finding.place.token}
+        out: dict[str, Any] = {"code": finding.code, "message": plain(finding.message), "token": finding.place.token}
         expected = finding.data.get("expected_ids")
         if isinstance(expected, (list, tuple)) and expected:
             out["expected"] = Speller(self.tokenizer).text([int(token) for token in expected[:16]])
@@ -177,7 +180,7 @@ class Page:
             {
                 "code": code,
                 "name": self.rule_names.get(code, ""),
-                "cause": _plain(cause),
+                "cause": plain(cause),
                 "count": self.found.get((code, cause), (len(found),))[0],
                 "rows": self.found.get((code, cause), (0, len({finding.place.row for finding in found})))[1],
                 "examples": [
@@ -195,8 +198,9 @@ def _code(member: Author | Role | Part | None) -> int:
     return -1 if member is None else int(member)
 
 
-def _plain(text: str) -> str:
-    return " ".join(visible(word) for word in text.split(" "))
+def _said(value: Any) -> bool:
+    """A fact worth a word: 0 is one, a missing value and False are not."""
+    return value is not None and value is not False
 
 
 def _base64(array: np.ndarray) -> str:
@@ -212,6 +216,8 @@ def _logprobs(row: Row) -> dict[str, Any]:
     edges = np.flatnonzero(np.diff(np.concatenate(([0], held.view(np.int8), [0]))))
     starts, ends = edges[::2], edges[1::2]
     offsets = np.concatenate(([0], np.cumsum(ends - starts)))[:-1]
-    values = np.clip(np.rint(-np.nan_to_num(column[held], neginf=-40.0) * STEP), 0, MISSING - 1).astype("<u2")
+    values = np.clip(np.rint(-np.nan_to_num(column[held], neginf=-40.0, posinf=0.0) * STEP), 0, MISSING - 1).astype(
+        "<u2"
+    )
     spans = [[int(a), int(b), int(o)] for a, b, o in zip(starts, ends, offsets, strict=True)]
     return {"lp": _base64(values), "lpRuns": spans}

@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from tracemask.recipe import Recipe
 from tracemask.recipe.component import Normalizer
 from tracemask.recipe.normalize import NORMALIZERS, Tally
+from tracemask.recipe.rollouts import gather
 from tracemask.store.row import Row
 
 if TYPE_CHECKING:
@@ -16,13 +18,13 @@ if TYPE_CHECKING:
 
 
 def scales(dataset: Dataset, weigh: Callable[[Row], dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
-    """{normalizer: float64[rows]}: 1 / Z of each row, 0 where nothing is counted. Rows of one trace are one rollout.
+    """{normalizer: float64[rows]}: 1 / Z of each row, 0 where nothing is counted. Rows of one trace are one rollout;
+    groups are a recipe's by default: group_id, else task_id.
 
     The constant normalizer's L_max is the longest rollout's count of tokens in the loss, and its name says so.
     """
-    keys = dataset.scalars(["trace_id", "group_id", "task_id"])
-    rollout = _numbers(keys.get("trace_id"), len(dataset))
-    group = _numbers(keys.get("group_id") or keys.get("task_id"), len(dataset))
+    keys = gather(Recipe.load("sft"), dataset.scalars(["trace_id", "group_id", "task_id"]), rows=len(dataset))
+    rollout, group = keys.of_row.tolist(), keys.group[keys.of_row].tolist()
     tally = Tally()
     for row in dataset:
         mask = np.zeros(len(row), bool)
@@ -41,10 +43,3 @@ def scales(dataset: Dataset, weigh: Callable[[Row], dict[str, np.ndarray]]) -> d
         z = [NORMALIZERS[name](tally, spec, rollout[i], group[i]) for i in range(len(dataset))]
         out[f"constant (L_max {longest})" if name == "constant" else name] = np.array([1 / n if n else 0.0 for n in z])
     return out
-
-
-def _numbers(labels: list | None, rows: int) -> list[int]:
-    """A number per row, equal for equal labels; a row without a label stands alone."""
-    known: dict[object, int] = {}
-    labels = labels or [None] * rows
-    return [known.setdefault(("", i) if label is None else label, len(known)) for i, label in enumerate(labels)]

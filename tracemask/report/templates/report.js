@@ -9,7 +9,7 @@
   const u32 = (text) => { const b = bytes(text); return new Uint32Array(b.buffer, 0, b.length >> 2); };
   const el = (name, cls, text) => { const e = document.createElement(name); if (cls) e.className = cls; if (text !== undefined) e.textContent = text; return e; };
   const num = (n) => n.toLocaleString("en-US");
-  const shown = (w) => (w === 0 ? "0" : Math.abs(w) >= 1e-3 && Math.abs(w) < 1e4 ? String(+w.toPrecision(4)) : w.toExponential(2));
+  const shown = (w) => (w === null ? "not a number" : w === 0 ? "0" : Math.abs(w) >= 1e-3 && Math.abs(w) < 1e4 ? String(+w.toPrecision(4)) : w.toExponential(2));
   let row, at = 0, here = -1, lastSpan = -1, lastFinding = -1;
 
   function decode(index) {
