@@ -87,39 +87,47 @@ def test_verifiers_branches_are_ours_token_by_token(tmp_path: Path) -> None:
 
 def test_inspect_writes_an_archive_that_we_read_as_it_reads_it_itself(tmp_path: Path) -> None:
     pytest.importorskip("inspect_ai")
-    from inspect_ai import Task, eval
-    from inspect_ai.dataset import Sample
-    from inspect_ai.log import read_eval_log
-    from inspect_ai.model import ModelOutput, get_model
-    from inspect_ai.scorer import includes
-    from inspect_ai.solver import generate, use_tools
-    from inspect_ai.tool import tool
-
-    @tool
-    def tide() -> Any:
-        async def execute(hour: int) -> str:
-            """Height of the water.
-
-            Args:
-                hour: The hour.
-            """
-            return f"{hour} m"
-
-        return execute
-
-    outputs = [
-        ModelOutput.for_tool_call("mockllm/model", "tide", {"hour": 2}),
-        ModelOutput.from_content("mockllm/model", "It is 2 m."),
-    ]
-    task = Task(
-        dataset=[Sample(id="one", input="How high is the water? " * 20, target="2 m")],
-        solver=[use_tools(tide()), generate()],
-        scorer=includes(),
+    from inspect_ai.event import ModelEvent
+    from inspect_ai.log import EvalConfig, EvalDataset, EvalLog, EvalSample, EvalSpec, read_eval_log, write_eval_log
+    from inspect_ai.model import (
+        ChatMessageSystem,
+        ChatMessageTool,
+        ChatMessageUser,
+        GenerateConfig,
+        ModelOutput,
     )
-    model = get_model("mockllm/model", custom_outputs=outputs)
-    (done,) = eval(task, model=model, log_dir=str(tmp_path), display="none", log_format="eval")
-    assert done.status == "success"
-    (path,) = tmp_path.glob("*.eval")
+    from inspect_ai.scorer import Score
+    from inspect_ai.tool import ToolInfo
+
+    name = "mockllm/model"
+    system, user = ChatMessageSystem(content="Read."), ChatMessageUser(content="How high is the water? " * 20)
+    asked = ModelOutput.for_tool_call(name, "tide", {"hour": 2})
+    call = (asked.message.tool_calls or [])[0]
+    result = ChatMessageTool(content="2 m", tool_call_id=call.id, function="tide")
+    answered = ModelOutput.from_content(name, "It is 2 m.")
+    tools = [ToolInfo(name="tide", description="Height of the water.")]
+
+    def event(given: list[Any], output: Any) -> ModelEvent:
+        return ModelEvent(
+            model=name, input=given, tools=tools, tool_choice="auto", config=GenerateConfig(), output=output
+        )
+
+    calls = [event([system, user], asked), event([system, user, asked.message, result], answered)]
+    sample = EvalSample(
+        id="one",
+        epoch=1,
+        input=user.text,
+        target="2 m",
+        messages=[system, user, asked.message, result, answered.message],
+        output=answered,
+        scores={"includes": Score(value="C")},
+        events=calls,
+    )
+    spec = EvalSpec(
+        created="2026-01-01T00:00:00+00:00", task="tides", dataset=EvalDataset(), model=name, config=EvalConfig()
+    )
+    path = tmp_path / "tides.eval"
+    write_eval_log(EvalLog(eval=spec, samples=[sample], status="success"), str(path))
     theirs = read_eval_log(str(path)).samples
     reading = read_traces(path)
     (ours,) = reading
@@ -128,9 +136,8 @@ def test_inspect_writes_an_archive_that_we_read_as_it_reads_it_itself(tmp_path: 
     (branch,) = ours.branches()
     assert [message.role for message in branch] == [message.role for message in theirs[0].messages]
     assert [message.text() for message in branch] == [message.text for message in theirs[0].messages]
-    assert [block.arguments for message in branch for block in message.blocks if isinstance(block, ToolCall)] == [
-        {"hour": 2}
-    ]
+    arguments = [block.arguments for message in branch for block in message.blocks if isinstance(block, ToolCall)]
+    assert arguments == [{"hour": 2}]
     assert ours.reward == 1.0
     assert ours.tools is not None
     assert ours.tools[0]["function"]["name"] == "tide"

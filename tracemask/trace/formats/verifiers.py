@@ -112,7 +112,7 @@ def _v1_trace(row: Fields, context: Context, shared: dict[str, Any]) -> Trace:
     )
     _set_aside(trace, nodes)
     for message, node in zip(trace.messages, nodes, strict=True):
-        keep(message, node.rest())
+        keep(message, {key: value for key, value in node.rest().items() if value != []})
     return trace
 
 
@@ -364,6 +364,8 @@ FORMAT = Format(
     known=frozenset(
         {
             "verifiers",
+            "request_rewrites",
+            "response_rewrites",
             "timing",
             "mm_token_type_id_map",
             "metrics",
