@@ -72,10 +72,10 @@ def clean(tokenizer: Any, *, template: Any = None, n: int = 50, exact: bool = Tr
     for i, (trace, sample) in enumerate(zip(plain, rendered, strict=True)):
         short = i % 5 == 4
         data = trace if not exact else _with_ids(trace, sample, renderer, by_id, noise, short=short)
+        for made in renderer.render(data):
+            rows.append(of_sample(made, data, index=len(rows)))
         if short and exact:
-            cut.add(i)
-        (made,) = renderer.render(data)
-        rows.append(of_sample(made, data, index=i))
+            cut.add(len(rows) - 1)
     return Clean(rows, renderer, frozenset(cut))
 
 

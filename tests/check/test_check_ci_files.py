@@ -7,9 +7,9 @@ import shlex
 from pathlib import Path
 
 import pytest
+from check_make import SMALL
 from typer.testing import CliRunner
 
-from check_make import SMALL
 from tracemask_cli.main import app
 
 yaml = pytest.importorskip("yaml")

@@ -7,9 +7,9 @@ import random
 
 import numpy as np
 import pytest
+from check_make import SMALL, TALK, chat, ours
 from typer.testing import CliRunner
 
-from check_make import SMALL, TALK, chat, ours
 from tracemask.check.rule import all_rules
 from tracemask.core.errors import TracemaskError
 from tracemask.render.tokenizer import Tokenizer

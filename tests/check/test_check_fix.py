@@ -6,10 +6,10 @@ import json
 
 import numpy as np
 import pytest
-
 from check_defects import PLANTERS
 from check_make import SMALL, Foreign, Rows, foreign
 from check_rollouts import clean
+
 from tracemask.check.fix import FIXES, fix_dataset
 from tracemask.check.runner import check_dataset
 from tracemask.render.tokenizer import Tokenizer

@@ -8,10 +8,10 @@ import xml.etree.ElementTree as ET
 from pathlib import Path
 
 import pytest
-
 from check_defects import PLANTERS
 from check_make import SMALL, Foreign, Rows, foreign
 from check_rollouts import clean
+
 from tracemask.check.config import Settings, Tolerance
 from tracemask.check.finding import Finding, Place, Severity
 from tracemask.check.formats import FORMATS

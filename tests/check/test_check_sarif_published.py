@@ -7,8 +7,8 @@ import os
 from pathlib import Path
 
 import pytest
-
 from check_make import SMALL, TALK, Foreign, changed, chat, foreign, ours
+
 from tracemask.check.formats import FORMATS
 from tracemask.check.runner import check_dataset
 from tracemask.render.tokenizer import Tokenizer

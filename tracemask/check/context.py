@@ -56,15 +56,14 @@ class Run:
 
     @cached_property
     def grammar(self) -> Grammar | None:
-        """The shape of turns: from the template, else from the names of added tokens, else None."""
+        """The shape of turns: from the template; without one, from the names of added tokens; else None."""
         from tracemask.check.grammar import guess, learn, template_render
 
         if self.lens is None:
             return None
-        found = None
-        if self.template is not None:
-            found = learn(self.lens, template_render(self.template))
-        return found or guess(self.lens)
+        if self.template is not None:  # a template that cannot be learned is not another family's
+            return learn(self.lens, template_render(self.template))
+        return guess(self.lens)
 
     @property
     def ours(self) -> bool:

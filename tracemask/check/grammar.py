@@ -9,6 +9,7 @@ from typing import Any
 from tracemask.check.lens import Lens
 from tracemask.core.errors import TracemaskError
 from tracemask.core.vocab import Role
+from tracemask.render.parts import empty_reasoning
 
 # A probe's contents: words that no template writes or alters.
 _SYSTEM, _USER, _REPLY, _AGAIN, _LAST, _RESULT = "Zyqsa", "Zyqub", "Zyqrc", "Zyqud", "Zyqle", "Zyqtf"
@@ -89,7 +90,7 @@ def learn(lens: Lens, render: Render) -> Grammar | None:
         reply_stop=stop,
         separator=tuple(separator),
         prefill=tuple(lens.encode(prefill)),
-        leading=tuple(lens.encode(tail)),
+        leading=tuple(lens.encode(tail[: empty_reasoning(tail, 0, len(tail))])),
         think=_think(lens),
     )
 

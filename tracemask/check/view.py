@@ -13,7 +13,7 @@ from tracemask.check.grammar import Grammar
 from tracemask.check.lens import Lens, Runs
 from tracemask.check.rule import Need
 from tracemask.check.turns import NOWHERE, Turns, Votes, find_turns, infer_authors, vote
-from tracemask.core.vocab import Author
+from tracemask.core.vocab import Author, Role
 
 DECIDED = 0.99  # share of labels that must match ids at one shift
 MARGIN = 0.10  # and by how much that shift must win
@@ -206,9 +206,16 @@ class View:
         if self.stored_authors:
             return np.ones(len(self.block), dtype=bool)
         first = self.block.offsets[1:].copy()
-        if self.run.grammar is not None:
-            np.minimum.at(first, self.turns.row, self.turns.at)
-        return np.arange(len(self.block)) >= first[self.block.row_of]
+        if self.run.grammar is None:
+            return np.zeros(len(self.block), dtype=bool)
+        turns = self.turns
+        np.minimum.at(first, turns.row, turns.at)
+        known = np.arange(len(self.block)) >= first[self.block.row_of]
+        reply = turns.role == Role.ASSISTANT
+        inner = np.flatnonzero(reply[1:] & reply[:-1] & (turns.row[1:] == turns.row[:-1])) + 1
+        for start, end in zip(turns.at[inner].tolist(), turns.body[inner].tolist(), strict=True):
+            known[start:end] = False  # an opener inside a reply may be sampled (the channels of gpt-oss)
+        return known
 
     @property
     def stored_authors(self) -> bool:

@@ -134,6 +134,8 @@ def first_token_dropped(view: View) -> Iterator[Finding]:
     flagged = settled(view) & (votes.head == 1) & (votes.tail == 0) & ~votes.touches
     if view.stored_authors and len(votes.start):
         flagged &= view.policy[votes.start - 1]
+    if view.grammar.prefill and len(votes.start):
+        flagged &= view.block.ids[np.maximum(votes.start - 1, 0)] != view.grammar.prefill[0]
     yield from view.block.each("TM309", votes.start[flagged] - 1, "{n} turn{s} trained without the first token")
 
 
