@@ -364,6 +364,8 @@ def test_counts_after_rejection_are_needed_and_are_those_of_a_log_prob_pass() ->
     assert kept == int(((ratio >= 0.5) & (ratio <= 2)).sum())
     out = loss.from_hidden(chosen, hidden, weight, batch, counts={"rl": kept})
     assert out.components["rl"].denominator == kept
+    nothing = loss.from_hidden(chosen, hidden, weight, batch, counts={"rl": 0})  # every token of the step rejected
+    assert torch.isfinite(nothing.total)
 
 
 def naive_bf16(hidden: Tensor, weight: Tensor, batch: Batch) -> list[Tensor]:

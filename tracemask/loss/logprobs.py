@@ -52,24 +52,16 @@ def from_logprobs(
     recipe = resolve(recipe)
     components = components_of(recipe)
     layout = Layout(logprobs, mask, cu_seqlens, needed=weights is None)
-    streams = {c.name: _stream(c, components, layout, weights) for c in components}
     given = _advantages(recipe, layout, advantages, rewards, group)
+    streams = {}
     for component, entry in zip(components, recipe.components.values(), strict=True):
-        streams[component.name] = _without(
-            component, entry, streams[component.name], given, excluded=rewards is not None
-        )
-    below = denominators(
-        recipe,
-        streams,
-        layout.rollout,
-        layout.rollouts,
-        group=group,
-        observations=layout.flat(observations, "observations"),
-        reduce=reduce,
-    )
+        stream = _stream(component, components, layout, weights)
+        streams[component.name] = _without(component, entry, stream, given, excluded=rewards is not None)
+    seen = layout.flat(observations, "observations")
+    counting = {"group": group, "observations": seen, "reduce": reduce}
     targets = Targets(
         weights=streams,
-        denominator=below,
+        denominator=denominators(recipe, streams, layout.rollout, layout.rollouts, **counting),
         row=layout.rollout,
         index_in_row=layout.index,
         rollout=layout.rollout,
