@@ -99,9 +99,8 @@ class Corpus:
 
 
 def cpu() -> float:
-    """Processor seconds of this process and of finished children."""
-    times = os.times()
-    return times.user + times.system + times.children_user + times.children_system
+    """Processor seconds of this process."""
+    return time.process_time()
 
 
 def interleaved(contenders: dict[str, Callable[[], Any]], repeats: int) -> dict[str, dict[str, float]]:
@@ -115,7 +114,7 @@ def interleaved(contenders: dict[str, Callable[[], Any]], repeats: int) -> dict[
                 taken[name].append((cpu() - start_cpu, time.perf_counter() - start))
     return {
         name: {
-            "cpu_s": round(statistics.median(c for c, _ in values), 4),
+            "cpu_s": round(statistics.median(c for c, _ in values), 6),
             "wall_s": round(statistics.median(w for _, w in values), 4),
         }
         for name, values in taken.items()
@@ -239,7 +238,7 @@ def scaling(corpus: Corpus, repeats: int) -> dict[str, Any]:
 
     taken = interleaved({str(count): run(count) for count in turns}, repeats + 2)
     x = [math.log(count) for count in turns]
-    y = [math.log(taken[str(count)]["wall_s"]) for count in turns]
+    y = [math.log(taken[str(count)]["cpu_s"]) for count in turns]
     mean_x, mean_y = statistics.mean(x), statistics.mean(y)
     slope = sum((a - mean_x) * (b - mean_y) for a, b in zip(x, y)) / sum((a - mean_x) ** 2 for a in x)
     renders = Renderer(tokenizer, template)
@@ -255,8 +254,10 @@ def scaling(corpus: Corpus, repeats: int) -> dict[str, Any]:
 
 
 def ratios(taken: dict[str, dict[str, float]], against: str) -> dict[str, float]:
-    base = taken[against]["wall_s"]
-    return {name: round(base / values["wall_s"], 3) for name, values in taken.items() if name != against}
+    """How many times faster than `against`, in processor time; the worker's own is not counted, so it is left out."""
+    base = taken[against]["cpu_s"]
+    names = [name for name in taken if name != against and "worker" not in name]
+    return {name: round(base / taken[name]["cpu_s"], 3) for name in names}
 
 
 def measure(arguments: argparse.Namespace) -> dict[str, Any]:
