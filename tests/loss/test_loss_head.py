@@ -24,6 +24,11 @@ TOKEN = recipe(
     rl=rl("ppo", eps_high=0.28), ce=rl("ce", coef=0.1), kl=rl("kl", coef=0.2), entropy=rl("entropy", coef=0.05)
 )
 SEQUENCE = recipe(rl=rl("gspo", eps_low=0.2, eps_high=0.2), ce=rl("ce", coef=0.1), entropy=rl("entropy", coef=0.05))
+MISMATCH = recipe(
+    rl=rl("cispo", high=1.2, mismatch={"kind": "mis", "level": "mean", "low": 0.1, "high": 8.0}),
+    kl=rl("kl", coef=0.2, through_ratio=True),
+    entropy=rl("entropy", coef=0.05),
+)
 NAMES = ("rl", "ce", "kl", "entropy")
 
 
@@ -52,7 +57,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("name", OPTIONS)
-@pytest.mark.parametrize("chosen", [TOKEN, SEQUENCE], ids=["token", "sequence"])
+@pytest.mark.parametrize("chosen", [TOKEN, SEQUENCE, MISMATCH], ids=["token", "sequence", "mismatch"])
 def test_the_fused_head_equals_autograd_through_all_logits(chosen: Recipe, name: str) -> None:
     options = dict(OPTIONS[name])
     heat = np.where(np.arange(25) % 3 == 0, 0.7, 1.0) if options.pop("heat", False) else None
