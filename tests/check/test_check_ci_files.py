@@ -25,7 +25,7 @@ def run(words):
 def project(tmp_path, monkeypatch):
     """A project as the docs assume it: data/rollouts.jsonl and data/tokenizer."""
     (tmp_path / "data").mkdir()
-    good = [line for line in LOG.read_bytes().splitlines(keepends=True)[:8]]
+    good = LOG.read_bytes().splitlines(keepends=True)[:8]
     (tmp_path / "data" / "rollouts.jsonl").write_bytes(b"".join(good))
     (tmp_path / "data" / "tokenizer").symlink_to(SMALL)
     monkeypatch.chdir(tmp_path)

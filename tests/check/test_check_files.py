@@ -182,3 +182,49 @@ def test_a_row_that_cannot_be_read_is_a_finding_and_the_others_are_checked(tmp_p
     report = check_dataset(str(path), tokenizer=tokenizer)
     assert [(f.code, f.place.row) for f in report.findings] == [("TM501", 1)]
     assert report.rows == 4
+
+
+@pytest.fixture(scope="module")
+def harbour(tmp_path_factory):
+    from pathlib import Path
+
+    from tracemask.store.convert import RenderConfig, convert
+
+    log = Path(__file__).parents[2] / "fixtures" / "rollouts" / "harbour.jsonl"
+    out = tmp_path_factory.mktemp("harbour") / "shards"
+    convert(str(log), str(out), render=RenderConfig(tokenizer=str(SMALL)), max_skipped=1)
+    return out
+
+
+def test_the_bundled_rollouts_have_no_error_and_only_warnings_that_are_there(harbour, tokenizer):
+    report = check_dataset(str(harbour), tokenizer=tokenizer)
+    assert {group.rule.code for group in report.groups if group.severity.value == "E"} == set()
+    assert {group.rule.code for group in report.groups if group.severity.value == "W"} <= {
+        "TM107",
+        "TM203",
+        "TM208",
+        "TM409",
+    }
+    assert {"TM104", "TM105", "TM110"} <= set(report.ran)
+
+
+@pytest.mark.parametrize("form", ["parquet", "jsonl", "trl", "verl", "prime-rl"])
+def test_what_we_export_is_clean_as_another_tool_s_dataset(harbour, tokenizer, tmp_path, form):
+    from tracemask.store.export import export
+    from tracemask.store.reader import open_dataset
+
+    export(open_dataset(str(harbour)), str(tmp_path / "out"), to=form)
+    report = check_dataset(str(tmp_path / "out"), tokenizer=tokenizer)
+    assert report.kind == "foreign" and {"TM302", "TM305", "TM307"} <= set(report.ran)
+    assert {group.rule.code for group in report.groups if group.severity.value == "E"} == set()
+
+
+@pytest.mark.parametrize("recipe", ["echo", "grpo", "sft"])
+def test_materialised_weights_are_clean_and_echo_may_train_tool_output(harbour, tokenizer, tmp_path, recipe):
+    from tracemask.recipe.materialize import materialize
+    from tracemask.store.reader import open_dataset
+
+    materialize(open_dataset(str(harbour)), recipe, str(tmp_path / "out"))
+    report = check_dataset(str(tmp_path / "out"), tokenizer=tokenizer)
+    assert {"TM601", "TM603", "TM606"} <= set(report.ran)
+    assert {group.rule.code for group in report.groups if group.severity.value == "E"} == set()

@@ -67,7 +67,8 @@ SARIF = {
             "properties": {
                 "id": {"type": "string"}, "name": {"type": "string"}, "shortDescription": _TEXT,
                 "fullDescription": _TEXT, "help": _TEXT,
-                "defaultConfiguration": {"type": "object", "additionalProperties": False, "properties": {"level": _LEVEL}},
+                "defaultConfiguration": {"type": "object", "additionalProperties": False,
+                                         "properties": {"level": _LEVEL}},
             },
         },
         "invocation": {
@@ -101,7 +102,8 @@ SARIF = {
                     "artifactLocation": {"type": "object", "additionalProperties": False,
                                          "properties": {"uri": {"type": "string", "pattern": "^[!-~]+$"}}},
                     "region": {"type": "object", "additionalProperties": False, "properties": {
-                        "startLine": {"type": "integer", "minimum": 1}, "startColumn": {"type": "integer", "minimum": 1},
+                        "startLine": {"type": "integer", "minimum": 1},
+                        "startColumn": {"type": "integer", "minimum": 1},
                         "endColumn": {"type": "integer", "minimum": 1}}},
                 }}},
         },

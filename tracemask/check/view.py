@@ -12,7 +12,7 @@ from tracemask.check.context import Run
 from tracemask.check.grammar import Grammar
 from tracemask.check.lens import Lens, Runs
 from tracemask.check.rule import Need
-from tracemask.check.turns import NOWHERE, Turns, Votes, find_turns, infer_authors, vote
+from tracemask.check.turns import NOWHERE, Turns, Votes, find_turns, infer_authors, matches, vote
 from tracemask.core.vocab import Author, Role
 
 DECIDED = 0.99  # share of labels that must match ids at one shift
@@ -215,6 +215,10 @@ class View:
         inner = np.flatnonzero(reply[1:] & reply[:-1] & (turns.row[1:] == turns.row[:-1])) + 1
         for start, end in zip(turns.at[inner].tolist(), turns.body[inner].tolist(), strict=True):
             known[start:end] = False  # an opener inside a reply may be sampled (the channels of gpt-oss)
+        leading = self.grammar.leading
+        body = turns.body[turns.replies]
+        for start in body[matches(self.block, body, leading)].tolist() if leading else ():
+            known[start : start + len(leading)] = False  # an empty think block may be sampled, too
         return known
 
     @property

@@ -82,7 +82,9 @@ def _rollout(view: View, i: int, scalars: Any) -> Rollout:
         reward=number("reward"),
         advantage=number("advantage"),
         attempt=None if scalars.get("attempt") is None else int(scalars["attempt"]),
-        prompt=None if view.wrong_vocabulary[i] else _prompt_hash(view, begin, begin + first),
+        prompt=None
+        if view.wrong_vocabulary[i]
+        else _prompt_hash(view, begin, begin + _prompt_end(view, begin, end, first)),
         first=first,
         sampled=hash_of(sampled),
         n_sampled=len(sampled),
@@ -91,6 +93,13 @@ def _rollout(view: View, i: int, scalars: Any) -> Rollout:
         fork=scalars.get("fork_row") is not None or bool(scalars.get("branch")),
         identity=text("id"),
     )
+
+
+def _prompt_end(view: View, begin: int, end: int, first: int) -> int:
+    """Where the row's prompt ends: before the policy's first word, trained in this row or not."""
+    if view.author is None or not view.policy[begin:end].any():
+        return first
+    return int(np.argmax(view.policy[begin:end]))
 
 
 def _prompt_hash(view: View, begin: int, end: int) -> int:
@@ -167,7 +176,8 @@ def _mixed_finish(run: Run) -> Iterator[Finding]:
             yield Finding("TM407", text, place_of(other), cause="tasks", data={"group": name})
         elif len(prompts) > 1:
             other = next(member for member in rollouts if member.prompt != rollouts[0].prompt)
-            severity = WARNING if tasks else None
+            whole = all(member.trace is not None for member in rollouts)
+            severity = None if whole and not tasks else WARNING
             text = f"group {name} holds rollouts of {len(prompts)} different prompts"
             yield Finding("TM407", text, place_of(other), severity, "prompts", {"group": name})
 
@@ -177,7 +187,8 @@ def ragged_group(view: View) -> Iterator[Finding]:
     """A group mixes rollouts of different tasks or prompts.
 
     **What it does.** Compares task ids and the ids before the first sampled token within each group. Different prompts
-    under one task id are a warning only: some harnesses write paths or times into the prompt.
+    are a warning only under one task id (some harnesses write paths or times into the prompt) and where rows do not say
+    which trace they belong to (a row may then be a later part of a run, with a compacted context).
 
     **Why it is bad.** The mean reward of a group is the baseline of its members. Over different tasks it is none, and
     easy tasks are rewarded for being easy.

@@ -42,13 +42,14 @@ def prefix_break(view: View) -> Iterator[Finding]:
     held = view.run.state("TM102", Branches)
     traces = block.scalar("trace_id") if view.run.ours else _episodes(view)
     branches, forks, positions = block.scalar("branch"), block.scalar("fork_row"), block.scalar("fork_position")
+    stated = view.run.ours or any("fork_row" in row.scalars for row in block.rows)
     for i, trace in enumerate(traces):
         if trace is None or i in block.ragged:
             continue
         if trace != held.trace:
             held.trace, held.ids = trace, {}
         ids = block.ids[block.offsets[i] : block.offsets[i + 1]]
-        if view.run.ours:
+        if stated:
             yield from _fork(view, i, ids, held.ids.get(forks[i] if forks[i] is not None else -1), positions[i])
             held.ids[int(branches[i] or 0)] = ids
         else:
