@@ -9,17 +9,14 @@ from tracemask.core.errors import TraceError
 from tracemask.core.vocab import Fidelity
 from tracemask.trace.fields import Fields
 from tracemask.trace.formats import Context, Format, Head, Line, UnitKind, keep
+from tracemask.trace.formats.claude_blocks import given_block, reply_blocks, result_block
 from tracemask.trace.model import (
     AuthorName,
     Block,
-    Media,
     Message,
-    Opaque,
-    Reasoning,
     Source,
     Text,
     ToolCall,
-    ToolResult,
     Trace,
 )
 from tracemask.trace.tree import Tree
@@ -232,7 +229,7 @@ class _Session:
         head = Fields(first.row.get("message") or {}, first.row.at("message"))
         model, blocks = head.take_str("model"), list[Block]()
         for line in group:
-            blocks.extend(_reply_blocks(line))
+            blocks.extend(reply_blocks(line.row.get("message"), line.row.at("message")))
             message = Fields(line.row.get("message"), line.row.at("message"))
             self.context.unused(message, "message", _MESSAGE)
         if model == "<synthetic>" or first.row.get("isApiErrorMessage"):
@@ -314,7 +311,11 @@ class _Session:
         for number, part in enumerate(results):
             name = entry.uuid if number == 0 else f"{entry.uuid}.{number}"
             message = Message(
-                id=name, role="tool", author="environment", blocks=[_result(part)], created=entry.row.get("timestamp")
+                id=name,
+                role="tool",
+                author="environment",
+                blocks=[result_block(part)],
+                created=entry.row.get("timestamp"),
             )
             at = self.add(message, entry, at)
         return at
@@ -322,7 +323,7 @@ class _Session:
     def rest_message(self, entry: _Entry, at: str | None) -> str | None:
         """One user message with what a user line holds beside results."""
         parts = self.parts(entry)
-        rest = [_given_block(part) for part in parts if part.get("type") != "tool_result"]
+        rest = [given_block(part) for part in parts if part.get("type") != "tool_result"]
         if not rest:
             return at
         text = "".join(block.text for block in rest if isinstance(block, Text))
@@ -356,65 +357,6 @@ def _stop_reason(group: list[_Entry]) -> str | None:
         if reason is not None:
             return reason
     return None
-
-
-def _reply_blocks(line: _Entry) -> list[Block]:
-    where = line.row.at("message")
-    content = Fields(line.row.get("message"), where).take("content")
-    if isinstance(content, str):
-        return [Text(text=content)]
-    if not isinstance(content, list):
-        raise TraceError("TM911", where=f"{where}.content", what="expected a list of blocks")
-    blocks: list[Block] = []
-    for index, raw in enumerate(cast("list[Any]", content)):
-        part = Fields(raw, f"{where}.content[{index}]")
-        kind = part.take_str("type")
-        if kind == "text":
-            blocks.append(_given_block(Fields(raw, part.where)))
-        elif kind == "thinking":
-            text, signature = part.take_str("thinking"), part.take_str("signature")
-            blocks.append(Reasoning(text=text or None, signature=signature, redacted=not text, **part.rest()))
-        elif kind == "redacted_thinking":
-            blocks.append(Reasoning(encrypted=part.take_str("data"), redacted=True))
-        elif kind == "tool_use":
-            name = part.take_str("name")
-            if not name:
-                raise part.error("name", "missing")
-            arguments = part.take_dict("input")
-            blocks.append(ToolCall(id=part.take_id("id"), name=name, arguments=arguments or {}, **part.rest()))
-        elif kind is None:
-            raise part.error("type", "missing")
-        else:
-            blocks.append(Opaque(kind=kind, data=dict(part.raw)))
-    return blocks
-
-
-def _result(part: Fields) -> ToolResult:
-    call_id = part.take_id("tool_use_id")
-    content = part.take("content")
-    failed = part.take_bool("is_error") or False
-    parts: list[Any] = [{"type": "text", "text": content}] if isinstance(content, str) else content or []
-    if not isinstance(parts, list):
-        raise part.error("content", "expected a string or a list of blocks")
-    blocks = [_given_block(Fields(raw, part.at(f"content[{index}]"))) for index, raw in enumerate(parts)]
-    return ToolResult(call_id=call_id, content=blocks, is_error=failed)
-
-
-def _given_block(part: Fields) -> Block:
-    kind = part.get("type")
-    if kind == "text":
-        text = part.take_str("text")
-        if text is None:
-            raise part.error("text", "missing")
-        return Text(text=text)
-    if kind in ("image", "document"):
-        source = part.get("source")
-        inner: dict[str, Any] = cast("dict[str, Any]", source) if isinstance(source, dict) else {}
-        mime = inner.get("media_type")
-        return Media(uri=inner.get("url"), mime=mime if isinstance(mime, str) else f"{kind}/*")
-    if not isinstance(kind, str):
-        raise part.error("type", "missing")
-    return Opaque(kind=kind, data=dict(part.raw))
 
 
 FORMAT = Format(

@@ -14,9 +14,9 @@ from tracemask.trace.chat import messages_from_chat
 from tracemask.trace.fields import Fields
 from tracemask.trace.formats import Context, Format, Head, UnitKind
 from tracemask.trace.formats.openai import strip_nulls
-from tracemask.trace.formats.verifiers import spans_of
 from tracemask.trace.model import Message, Reward, Sampled, Source, Text, Trace
 from tracemask.trace.sampled import build_sampled, ids_from, logprobs_from
+from tracemask.trace.spans import spans_of
 
 # ------------------------------------------------------------------------------------------------ shared
 
@@ -242,21 +242,21 @@ def read_skyrl(value: Any, context: Context) -> Iterable[Trace]:
     return _skyrl_batch(row, context)
 
 
+_COLUMNS = (
+    "prompt_token_ids",
+    "loss_masks",
+    "rewards",
+    "stop_reasons",
+    "rollout_logprobs",
+    "trajectory_ids",
+    "prompts",
+    "responses",
+)
+
+
 def _skyrl_batch(row: Fields, context: Context) -> list[Trace]:
     responses = row.take_list("response_ids") or []
-    columns = {
-        name: row.take_list(name)
-        for name in (
-            "prompt_token_ids",
-            "loss_masks",
-            "rewards",
-            "stop_reasons",
-            "rollout_logprobs",
-            "trajectory_ids",
-            "prompts",
-            "responses",
-        )
-    }
+    columns = {name: row.take_list(name) for name in _COLUMNS}
     for name, column in columns.items():
         if column is not None and len(column) != len(responses):
             raise row.error(name, f"{len(column)} entries for {len(responses)} responses", code="TM101")
@@ -264,39 +264,42 @@ def _skyrl_batch(row: Fields, context: Context) -> list[Trace]:
     traces: list[Trace] = []
     for index, raw in enumerate(responses):
         at = {name: column[index] for name, column in columns.items() if column is not None}
-        ids = ids_from(raw, f"response_ids[{index}]")
-        mask = _flags(at.get("loss_masks"), len(ids), f"loss_masks[{index}]")
-        reason = at.get("stop_reasons")
-        sampled = build_sampled(
-            {
-                "token_ids": ids,
-                "prompt_ids": ids_from(at.get("prompt_token_ids"), f"prompt_token_ids[{index}]"),
-                "logprobs": _logprobs(at.get("rollout_logprobs"), mask, f"rollout_logprobs[{index}]"),
-                "spans": spans_of(mask) if any(mask) else [],
-                "finish_reason": reason if isinstance(reason, str) else None,
-            },
-            f"[{index}]",
-        )
-        messages = _prompt(at.get("prompts"), f"prompts[{index}]")
-        text = at.get("responses")
-        reply = _reply(text if isinstance(text, str) else None, sampled, f"m{len(messages)}")
-        name, attempt = _trajectory_id(at.get("trajectory_ids"))
-        traces.append(
-            Trace(
-                id=f"{context.default_id()}.{index}",
-                task_id=name,
-                group_id=name,
-                attempt=attempt,
-                messages=[*messages, reply],
-                reward=_total(at.get("rewards"), f"rewards[{index}]"),
-                truncated=True if reply.cut_short else None,
-                trainable=any(mask),
-                stop=sampled.finish_reason,
-                source=Source(format="skyrl"),
-                extra=rest,
-            )
-        )
+        trace = _skyrl_rollout(raw, at, f"{context.default_id()}.{index}", index)
+        trace.extra = rest
+        traces.append(trace)
     return traces
+
+
+def _skyrl_rollout(raw: Any, at: dict[str, Any], name: str, index: int) -> Trace:
+    """One rollout of a batch: its ids, and its entry of every column."""
+    ids = ids_from(raw, f"response_ids[{index}]")
+    mask = _flags(at.get("loss_masks"), len(ids), f"loss_masks[{index}]")
+    reason, text = at.get("stop_reasons"), at.get("responses")
+    sampled = build_sampled(
+        {
+            "token_ids": ids,
+            "prompt_ids": ids_from(at.get("prompt_token_ids"), f"prompt_token_ids[{index}]"),
+            "logprobs": _logprobs(at.get("rollout_logprobs"), mask, f"rollout_logprobs[{index}]"),
+            "spans": spans_of(mask) if any(mask) else [],
+            "finish_reason": reason if isinstance(reason, str) else None,
+        },
+        f"[{index}]",
+    )
+    messages = _prompt(at.get("prompts"), f"prompts[{index}]")
+    reply = _reply(text if isinstance(text, str) else None, sampled, f"m{len(messages)}")
+    task, attempt = _trajectory_id(at.get("trajectory_ids"))
+    return Trace(
+        id=name,
+        task_id=task,
+        group_id=task,
+        attempt=attempt,
+        messages=[*messages, reply],
+        reward=_total(at.get("rewards"), f"rewards[{index}]"),
+        truncated=True if reply.cut_short else None,
+        trainable=any(mask),
+        stop=sampled.finish_reason,
+        source=Source(format="skyrl"),
+    )
 
 
 def _trajectory_id(raw: Any) -> tuple[str | None, int | None]:

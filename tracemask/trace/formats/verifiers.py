@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from itertools import groupby
 from typing import Any, cast
 
 from tracemask.core.vocab import Fidelity
-from tracemask.trace.chat import message_from_chat, messages_from_chat
+from tracemask.trace.chat import message_from_chat
 from tracemask.trace.fields import Fields
 from tracemask.trace.formats import Context, Format, Head, UnitKind, keep
-from tracemask.trace.formats.openai import tools_from
-from tracemask.trace.model import EdgeKind, Message, Reward, Sampled, Source, Span, Trace
-from tracemask.trace.sampled import build_sampled, ids_from, logprobs_from
-from tracemask.trace.scalars import trace_scalars
-from tracemask.trace.tree import Tree, same
+from tracemask.trace.formats.verifiers_legacy import legacy_trace
+from tracemask.trace.model import EdgeKind, Message, Reward, Sampled, Source, Trace
+from tracemask.trace.sampled import build_sampled, ids_from
+from tracemask.trace.spans import spans_of, spread
+from tracemask.trace.tree import Tree
 
 _TOKEN_COLUMNS = {
     "reference_logprobs": "ref_logprob",
@@ -57,7 +56,7 @@ def read(value: Any, context: Context) -> Iterable[Trace]:
         return [_v1_trace(row, context, {})]
     if row.has("traces"):
         return _episode(row, context)
-    return [_legacy(row, context)]
+    return [legacy_trace(row, context)]
 
 
 # ------------------------------------------------------------------------------------------------ v1
@@ -173,46 +172,24 @@ def _sampled(node: Fields, ids: list[int], before: list[int] | None, call: dict[
     }
     raw = node.take("logprobs")
     if raw:
-        values["logprobs"] = _spread(raw, inside, len(ids), start, node.at("logprobs"))
+        values["logprobs"] = spread(raw, inside, len(ids), start, node.at("logprobs"))
     columns: dict[str, list[float]] = {}
     for name, column in _TOKEN_COLUMNS.items():
         raw = node.take(name)
         if raw is None:
             continue
-        spread = _spread(raw, inside, len(ids), start, node.at(f"{name}"))
-        own = [value for value, flag in zip(spread, inside, strict=True) if flag]
+        laid = spread(raw, inside, len(ids), start, node.at(f"{name}"))
+        own = [value for value, flag in zip(laid, inside, strict=True) if flag]
         if name == "advantages" and own and len(set(own)) == 1:
             values["advantage"] = own[0]
         elif None not in own:
-            columns[column] = [0.0 if value is None else value for value in spread]
+            columns[column] = [0.0 if value is None else value for value in laid]
     for name, weights in (node.take_dict("loss_weights") or {}).items():
         if not isinstance(weights, list) or len(weights) != len(ids):
             raise node.error(f"loss_weights.{name}", f"not one weight for each of {len(ids)} token_ids", code="TM101")
         columns[f"weight.{name}"] = weights[start:end]
     values["columns"] = columns
     return build_sampled(values, node.where)
-
-
-def _spread(raw: Any, inside: list[bool], total: int, start: int, where: str) -> list[float | None]:
-    """A stream over the sampled tokens, or over all of the node's, laid on [start, end); None: not sampled."""
-    count = len(raw) if isinstance(raw, list) else -1
-    if count == total and total != sum(inside):
-        values = logprobs_from(raw, total, where)[start : start + len(inside)]
-        return [value if flag else None for value, flag in zip(values, inside, strict=True)]
-    given = iter(logprobs_from(raw, sum(inside), where))
-    return [next(given) if flag else None for flag in inside]
-
-
-def spans_of(inside: list[bool]) -> list[Span]:
-    """Half-open spans of the tokens that are not the policy's."""
-    spans: list[Span] = []
-    at = 0
-    for flag, run in groupby(inside):
-        end = at + len(list(run))
-        if not flag:
-            spans.append(Span(start=at, end=end, author="environment"))
-        at = end
-    return spans
 
 
 def _sampling(call: dict[str, Any]) -> dict[str, Any]:
@@ -270,88 +247,6 @@ def _error(error: Any) -> str:
     if isinstance(error, dict):
         return f"{error.get('type', 'error')}: {error.get('message', '')}"
     return str(error)
-
-
-# ------------------------------------------------------------------------------------------------ legacy
-
-
-def _legacy(row: Fields, context: Context) -> Trace:
-    """Each step states its whole prompt: equal prefixes are shared, rewritten history forks."""
-    tree = Tree()
-    previous: str | None = None
-    steps = row.take_list("trajectory")
-    if not steps:
-        raise row.error(
-            "trajectory", "missing or empty", fix="results were saved without their steps: read them as openai"
-        )
-    for index, raw in enumerate(steps):
-        step = Fields(raw, f"trajectory[{index}]")
-        prompt = _side(step, "prompt")
-        completion = _side(step, "completion")
-        if not completion:
-            raise step.error("completion", "missing")
-        at, fresh = tree.walk(prompt), tree.fresh
-        reply = completion[0]
-        reply.sampled = _legacy_tokens(step)
-        if reply.sampled is not None:
-            reply.finish_reason = None
-            reply.sampled.reward, reply.sampled.advantage = step.take_number("reward"), step.take_number("advantage")
-        keep(reply, step.rest())
-        at = tree.add(reply, at)
-        if previous is not None and not tree.follows(at, previous):
-            tree.link("rewrite", previous, fresh or at, trigger="prompt does not extend the last reply")
-        previous = at
-        for message in completion[1:]:
-            at = tree.walk([message], at)
-    for key in ("prompt", "completion"):
-        for message in _whole(row, key):
-            if not any(same(known, message) for known in tree.messages):
-                context.notes[f"a message of `{key}` that no step of the trajectory holds"] += 1
-    tools = tools_from(row)
-    scalars = trace_scalars(row, default_id=context.default_id())
-    return tree.trace(tools=tools, source=Source(format="verifiers", version="legacy"), extra=row.rest(), **scalars)
-
-
-def _whole(row: Fields, key: str) -> list[Message]:
-    """The row's own prompt or completion, which repeats the steps."""
-    side = row.take(key)
-    if isinstance(side, str):
-        side = [{"role": "user" if key == "prompt" else "assistant", "content": side}]
-    return messages_from_chat(side or [], where=key, clean=False)
-
-
-def _side(step: Fields, key: str) -> list[Message]:
-    side = step.take(key)
-    if isinstance(side, str):
-        side = [{"role": "user" if key == "prompt" else "assistant", "content": side}]
-    messages = messages_from_chat(side or [], where=step.at(f"{key}"), clean=False)
-    for message in messages:
-        message.id = f"{'p' if key == 'prompt' else 'c'}{step.where[11:-1]}.{message.id[1:]}"
-        if key == "completion" and message.author == "taskset":
-            message.author = "user"
-    return messages
-
-
-def _legacy_tokens(step: Fields) -> Sampled | None:
-    raw = step.take("tokens")
-    if raw is None:
-        return None
-    tokens = Fields(raw, step.at("tokens"))
-    ids = ids_from(tokens.take("completion_ids"), tokens.at("completion_ids"))
-    mask = tokens.take_list("completion_mask")
-    inside = [bool(flag) for flag in mask] if mask is not None else [True] * len(ids)
-    if len(inside) != len(ids):
-        raise tokens.error("completion_mask", f"{len(inside)} entries for {len(ids)} completion_ids", code="TM101")
-    values: dict[str, Any] = {"token_ids": ids, "spans": spans_of(inside)}
-    if tokens.get("prompt_ids") is not None:
-        values["prompt_ids"] = ids_from(tokens.take("prompt_ids"), tokens.at("prompt_ids"))
-    logprobs = tokens.take("completion_logprobs")
-    if logprobs:
-        spread = _spread(logprobs, inside, len(ids), 0, tokens.at("completion_logprobs"))
-        values["logprobs"] = spread
-    if tokens.take_bool("is_truncated"):
-        values["finish_reason"] = "length"
-    return build_sampled(values, tokens.where)
 
 
 FORMAT = Format(
