@@ -86,7 +86,7 @@ def _write_lines(dataset: Any, fixer: Any, out: str) -> int:
                 listed = values.tolist()
                 if values.dtype.kind == "f":
                     listed = [None if math.isnan(value) else value for value in listed]
-                record[_NAMES.get(name, name)] = listed
+                record[str(_NAMES.get(name, name))] = listed
             lines.write(orjson.dumps(record, option=orjson.OPT_APPEND_NEWLINE, default=str))
             rows += 1
     temporary.replace(file)
