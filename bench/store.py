@@ -1,6 +1,6 @@
 """How fast shards are written, opened, read and verified, beside others in the same run. `python bench/store.py`.
 
-Contenders: Hugging Face datasets (torch and numpy format) and, where it is installed, MosaicML streaming; limits:
+Contenders: Hugging Face datasets (torch and numpy format) and, where installed, MosaicML streaming and litdata; limits:
 pyarrow writing ready arrays, a cast in memory, sha256. Interleaved, medians over --repeats; reading in CPU seconds, so
 that ratios do not depend on what else the machine does, writing in seconds. Run with OMP_NUM_THREADS=1.
 """
@@ -90,6 +90,21 @@ def mosaic(rows: list, folder: Path) -> Any:
     return LocalDataset(str(folder / "mds"))
 
 
+def lightning(rows: list, folder: Path) -> Any:
+    """The rows as a litdata folder (tensors), opened again."""
+    import torch
+    from litdata import StreamingDataset
+    from litdata.streaming.cache import Cache
+
+    path = str(folder / "lit")
+    cache = Cache(path, chunk_bytes="64MB")
+    for i, row in enumerate(rows):
+        cache[i] = {name: torch.from_numpy(row[name].copy()) for name in COLUMNS}
+    cache.done()
+    cache.merge()
+    return StreamingDataset(path)
+
+
 def random_rows(rows: list, folder: Path, opened: dict[str, Any], repeats: int) -> dict[str, float]:
     """Microseconds from a row number to torch tensors of COLUMNS."""
     import torch
@@ -113,6 +128,8 @@ def random_rows(rows: list, folder: Path, opened: dict[str, Any], repeats: int) 
         contenders["streaming"] = lambda: [
             {name: torch.from_numpy(values) for name, values in mds[i].items()} for i in order
         ]
+    if "lit" in opened:
+        contenders["litdata"] = lambda: [opened["lit"][i] for i in order]
     return {name: seconds / len(order) * 1e6 for name, seconds in race(contenders, repeats, time.process_time).items()}
 
 
@@ -140,6 +157,8 @@ def epoch(rows: list, opened: dict[str, Any], repeats: int) -> dict[str, float]:
     }
     if "mds" in opened:
         contenders["streaming"] = lambda: [opened["mds"][i]["token_ids"].astype(np.int64) for i in order]
+    if "lit" in opened:
+        contenders["litdata"] = lambda: [opened["lit"][i]["token_ids"].long() for i in order]
     return {name: tokens / seconds / 1e6 for name, seconds in race(contenders, repeats, time.process_time).items()}
 
 
@@ -239,6 +258,8 @@ def main() -> None:
             opened[f"{profile}_ids"] = open_dataset(path, columns=["token_ids"])
         if importlib.util.find_spec("streaming"):
             opened["mds"] = mosaic(rows, folder)
+        if importlib.util.find_spec("litdata"):
+            opened["lit"] = lightning(rows, folder)
         size = {p: sum(f.stat().st_size for f in (folder / p).glob("*.arrow")) / tokens for p in ("fast", "compact")}
         (folder / "write").mkdir()
         found = {

@@ -151,7 +151,7 @@ def write_dataset(
         try:
             for index, row in enumerate(rows):
                 trace = row.scalars.get("trace_id")
-                if writer is not None and writer.counts.rows >= rows_per_shard and trace != writer.last_trace:
+                if writer is not None and len(writer) >= rows_per_shard and trace != writer.last_trace:
                     receipts.append(writer.commit())
                     writer = None
                 if writer is None:

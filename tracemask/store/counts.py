@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,8 @@ from pydantic import BaseModel, Field
 
 from tracemask.core.vocab import Author
 from tracemask.store.row import Row
+
+_AUTHORS = tuple((int(author), author.label) for author in Author)
 
 
 class Counts(BaseModel):
@@ -27,25 +30,31 @@ class Counts(BaseModel):
     approximate_rows: int = 0
     forked_rows: int = 0
 
-    def add_row(self, row: Row) -> None:
-        """Counts `row`, but not its trace: several rows may share one."""
-        scalars = row.scalars
-        self.rows += 1
-        self.tokens += len(row)
-        if (sampled := row.get("sampled")) is not None:
-            self.sampled += int(np.count_nonzero(sampled))
-        if (author := row.get("author")) is not None:
-            for code in Author:  # faster than bincount, which widens every token to 8 bytes
-                if count := int(np.count_nonzero(author == code)):
-                    _increase(self.authors, code.label, count)
-        _increase(self.fidelity, str(scalars.get("fidelity") or "unknown"), 1)
-        drifts = scalars.get("drifts") or ()
-        for drift in drifts:
-            _increase(self.drift, drift["cause"], 1)
-        self.drifted_rows += bool(drifts)
-        self.truncated_rows += bool(scalars.get("truncated"))
-        self.approximate_rows += bool(scalars.get("approximate"))
-        self.forked_rows += scalars.get("fork_row") is not None
+    @classmethod
+    def of(cls, rows: Iterable[Row]) -> Counts:
+        """The counts of `rows`; consecutive rows of one trace_id are one trace, a row without one is its own."""
+        out: Counter[str] = Counter()
+        maps: dict[str, Counter[str]] = {"authors": Counter(), "fidelity": Counter(), "drift": Counter()}
+        last: str | None = None
+        for row in rows:
+            scalars = row.scalars
+            trace = scalars.get("trace_id")
+            out["traces"] += trace is None or trace != last
+            last = trace
+            out["rows"] += 1
+            out["tokens"] += len(row)
+            if (sampled := row.get("sampled")) is not None:
+                out["sampled"] += int(np.count_nonzero(sampled))
+            if (author := row.get("author")) is not None:
+                _count_authors(author, maps["authors"])
+            maps["fidelity"][str(scalars.get("fidelity") or "unknown")] += 1
+            drifts = scalars.get("drifts") or ()
+            maps["drift"].update(drift["cause"] for drift in drifts)
+            out["drifted_rows"] += bool(drifts)
+            out["truncated_rows"] += bool(scalars.get("truncated"))
+            out["approximate_rows"] += bool(scalars.get("approximate"))
+            out["forked_rows"] += scalars.get("fork_row") is not None
+        return cls.model_validate({**out, **{name: dict(sorted(found.items())) for name, found in maps.items()}})
 
     def add(self, other: Counts) -> None:
         """Adds `other` to this one."""
@@ -56,6 +65,12 @@ class Counts(BaseModel):
                     _increase(mine, key, count)
             else:
                 setattr(self, name, getattr(self, name) + value)
+
+
+def _count_authors(author: np.ndarray, counts: Counter[str]) -> None:
+    for code, label in _AUTHORS:  # faster than bincount, which widens every token to 8 bytes
+        if count := int(np.count_nonzero(author == code)):
+            counts[label] += count
 
 
 def _increase(counts: dict[str, int], key: str, by: int) -> None:

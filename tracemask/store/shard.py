@@ -33,9 +33,8 @@ class Values:
     __slots__ = ("flat", "null", "offsets", "packed", "start", "writable")
 
     def __init__(self, array: pa.LargeListArray, memory: Memory | None) -> None:
-        self.offsets: list[int] | np.ndarray = np.frombuffer(array.buffers()[1], dtype=np.int64)[
-            array.offset : array.offset + len(array) + 1
-        ]
+        offsets = np.frombuffer(array.buffers()[1], dtype=np.int64)
+        self.offsets = offsets[array.offset : array.offset + len(array) + 1].data  # a memoryview gives plain integers
         child = array.values
         kind = child.type.to_pandas_dtype()
         self.packed = kind is np.bool_
@@ -55,7 +54,7 @@ class Values:
         """The values of row `i` as a view (booleans are unpacked into their own memory), or None where null."""
         if self.null is not None and self.null[i]:
             return None
-        start, stop = int(self.offsets[i]) + self.start, int(self.offsets[i + 1]) + self.start
+        start, stop = self.offsets[i] + self.start, self.offsets[i + 1] + self.start
         if self.packed:
             first = start >> 3
             bits = np.unpackbits(self.flat[first : (stop + 7) >> 3], bitorder="little")
@@ -66,7 +65,7 @@ class Values:
         """The values of every row, concatenated, in one view; booleans unpacked."""
         if len(self.offsets) < 2:
             return self.flat[:0].astype(np.bool_) if self.packed else self.flat[:0]
-        start, stop = int(self.offsets[0]) + self.start, int(self.offsets[-1]) + self.start
+        start, stop = self.offsets[0] + self.start, self.offsets[-1] + self.start
         if self.packed:
             first = start >> 3
             bits = np.unpackbits(self.flat[first : (stop + 7) >> 3], bitorder="little")

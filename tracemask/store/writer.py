@@ -50,7 +50,6 @@ class ShardWriter:
         self._more_scalars = dict(scalars or {})
         self._rows: list[Row] = []
         self._sink: Sink | None = None
-        self.counts = Counts()
         self.last_trace: str | None = None
 
     def __enter__(self) -> ShardWriter:
@@ -59,21 +58,21 @@ class ShardWriter:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         self.abort()
 
+    def __len__(self) -> int:
+        """Rows taken so far."""
+        return len(self._rows)
+
     def add(self, row: Row) -> None:
         """Takes `row`. StoreError TM101 on unequal lengths, TM501 on a missing column or a value that does not fit."""
-        where = str(row.scalars.get("id") or f"row {self.counts.rows}")
+        where = str(row.scalars.get("id") or f"row {len(self._rows)}")
         missing = [name for name in TOKEN_COLUMNS if name not in row.columns]
         if missing:
             what = f"row lacks {', '.join(missing)}"
             raise StoreError("TM501", where=where, what=what, fix="give every fixed column")
         columns = {name: cast(name, values, where=where) for name, values in row.columns.items()}
         check_lengths(columns, where=where)
-        self._rows.append(Row(self.counts.rows, columns, row.scalars))
-        self.counts.add_row(self._rows[-1])
-        trace = row.scalars.get("trace_id")
-        if trace is None or trace != self.last_trace:
-            self.counts.traces += 1
-        self.last_trace = trace
+        self._rows.append(Row(len(self._rows), columns, row.scalars))
+        self.last_trace = row.scalars.get("trace_id")
 
     def commit(self, *, skipped: Sequence[Skip] = (), unknown_fields: Mapping[str, int] | None = None) -> Receipt:
         """Closes the shard, makes it visible under its name, then writes its receipt; returns the receipt."""
@@ -87,7 +86,7 @@ class ShardWriter:
             sha256=sha256,
             plan=self._plan,
             range=self.span,
-            counts=self.counts,
+            counts=Counts.of(self._rows),
             skipped=list(skipped),
             unknown_fields=dict(sorted((unknown_fields or {}).items())),
         )
