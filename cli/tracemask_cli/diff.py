@@ -15,14 +15,17 @@ def command(
     most: Annotated[int, typer.Option(help="Rows to print in full.", min=0)] = 5,
     json: Annotated[bool, typer.Option("--json", help="All changes as JSON on stdout.")] = False,
 ) -> None:
-    """Compare ids, authors and weights of two datasets, rows matched by id. Exit 1 when they differ."""
+    """Compare ids, authors and weights of two datasets, rows matched by id (by place where ids are missing or repeat).
+
+    Exit 1 when they differ.
+    """
     from tracemask.report.diff import compare, lines
     from tracemask_cli.dataset import open_with_tokenizer, row_index
     from tracemask_cli.output import console, neutral, print_json
 
     first, loaded = open_with_tokenizer(a, tokenizer=tokenizer)
     second, _ = open_with_tokenizer(b, tokenizer=None)
-    left, right = _keys(first), _keys(second)
+    left, right = _keys(first, second)
     wanted = list(left) if row is None else [list(left)[row_index(first, row)]]
     pairs = [(key, left[key], right[key]) for key in wanted if key in right]
     missing = {"only_in_a": [k for k in wanted if k not in right], "only_in_b": [k for k in right if k not in left]}
@@ -47,7 +50,10 @@ def command(
     raise typer.Exit(1 if differs else 0)
 
 
-def _keys(dataset):
-    """Row id to index; rows without ids are matched by position."""
-    ids = dataset.scalars(["id"]).get("id")
-    return {key: i for i, key in enumerate(ids)} if ids and None not in ids else {i: i for i in range(len(dataset))}
+def _keys(first, second):
+    """Of both datasets, row id to index; by position unless ids name every row of both, each once."""
+    ids = [dataset.scalars(["id"]).get("id", []) for dataset in (first, second)]
+    by_id = all(column and None not in column and len(set(column)) == len(column) for column in ids)
+    if not by_id:
+        ids = [range(len(first)), range(len(second))]
+    return [{key: i for i, key in enumerate(column)} for column in ids]

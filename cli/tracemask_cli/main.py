@@ -48,6 +48,14 @@ class LazyGroup(TyperGroup):
         verb.command(name=cmd_name, short_help=summary, context_settings=_HELP)(function)
         return typer.main.get_command(verb)
 
+    def invoke(self, ctx: Any) -> Any:
+        """A reader that has seen enough (`| head`) is no failure; click would exit 1, which here means findings."""
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            raise typer.Exit from None
+
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         with formatter.section("Commands"):
             formatter.write_dl([(name, summary) for name, (_, summary) in VERBS.items()])
@@ -84,7 +92,7 @@ def root(
 
 def main() -> None:
     """Run the command line. Exit codes: 0 clean, 1 findings or too many skipped, 2 could not run."""
-    from tracemask.core.errors import TracemaskError
+    from tracemask.core.errors import TracemaskError, UsageError
 
     try:
         app()
@@ -93,11 +101,12 @@ def main() -> None:
 
         fail(error)
         sys.exit(2)
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(0)
-    except KeyboardInterrupt:
-        sys.exit(130)
+    except OSError as error:
+        from tracemask_cli.output import fail
+
+        where, what = str(error.filename or ""), error.strerror or str(error)
+        fail(UsageError("TM932", where=where, what=f"cannot read or write: {what}", fix="check path, rights and disk"))
+        sys.exit(2)
 
 
 if __name__ == "__main__":

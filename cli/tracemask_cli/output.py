@@ -15,22 +15,39 @@ if TYPE_CHECKING:
 
     from tracemask.core.errors import TracemaskError
 
-_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
+_CONTROL = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ud800-\udfff\ufeff\ufff9-\ufffb"
+    "\U000e0000-\U000e0fff]"
+)
 
 
 def neutral(text: str) -> str:
-    """`text` with control characters and bidirectional marks spelled out, so that no input can drive the terminal."""
-    return _CONTROL.sub(
-        lambda match: f"\\x{ord(match[0]):02x}" if ord(match[0]) < 256 else f"\\u{ord(match[0]):04x}", text
-    )
+    """`text` with control, zero-width and bidirectional characters and lone surrogates spelled out as TOML and Python
+    do, so that no input can drive the terminal. Line breaks and tabs stay."""
+    return _CONTROL.sub(_spelled, text)
+
+
+def one_line(text: str) -> str:
+    """`neutral`, with line breaks and tabs spelled out too: no input can pretend to be a line of ours."""
+    return neutral(text).replace("\n", "\\n").replace("\t", "\\t")
+
+
+def _spelled(match: re.Match[str]) -> str:
+    code = ord(match[0])
+    return f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
 
 
 @cache
 def console(*, stderr: bool = True) -> Console:
-    """The rich console for people (stderr by default). Honours NO_COLOR and the terminal's width."""
+    """The rich console for people (stderr by default). Honours NO_COLOR and the terminal's width; text is printed as it
+    is: no markup, no emoji codes."""
     from rich.console import Console
 
-    return Console(stderr=stderr, highlight=False, markup=False, soft_wrap=True)
+    class Plain(Console):
+        def on_broken_pipe(self) -> None:
+            raise BrokenPipeError  # rich would exit 1; the table of verbs knows better
+
+    return Plain(stderr=stderr, highlight=False, markup=False, emoji=False, soft_wrap=True)
 
 
 def fail(error: TracemaskError) -> None:
@@ -39,21 +56,58 @@ def fail(error: TracemaskError) -> None:
 
     line = Text()
     if error.where:
-        line.append(neutral(error.where) + ": ")
+        line.append(one_line(error.where) + ": ")
     line.append(error.code, style="bold red")
-    line.append(" " + neutral(error.what))
+    line.append(" " + one_line(error.what))
     console().print(line)
     if error.fix:
-        console().print(Text(f"  fix: {neutral(error.fix)}", style="dim"))
+        console().print(Text(f"  fix: {one_line(error.fix)}", style="dim"))
 
 
 def print_json(value: Any) -> None:
-    """One JSON document on stdout: sorted keys, two-space indent, a newline at the end."""
+    """One JSON document on stdout: sorted keys, two-space indent, a newline at the end; what could drive a terminal is
+    escaped."""
+    import json
+
     import orjson
 
     options = orjson.OPT_INDENT_2 | orjson.OPT_SORT_KEYS | orjson.OPT_APPEND_NEWLINE | orjson.OPT_NON_STR_KEYS
-    sys.stdout.buffer.write(orjson.dumps(value, option=options))
+    try:
+        text = orjson.dumps(value, option=options)
+    except TypeError:  # lone surrogates, integers beyond 64 bits
+        text = orjson.dumps(_plain(value), option=options)
+    if not text.isascii():
+        text = _CONTROL.sub(lambda match: json.dumps(match[0])[1:-1], text.decode()).encode()
+    sys.stdout.buffer.write(text)
     sys.stdout.buffer.flush()
+
+
+def _plain(value: Any) -> Any:
+    """`value` with lone surrogates spelled out and integers beyond 64 bits as text."""
+    from dataclasses import asdict, is_dataclass
+
+    if isinstance(value, str):
+        return re.sub("[\ud800-\udfff]", _spelled, value)
+    if isinstance(value, dict):
+        return {_plain(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if isinstance(value, int) and not -(2**63) <= value < 2**64:
+        return str(value)
+    return _plain(asdict(value)) if is_dataclass(value) and not isinstance(value, type) else value
+
+
+def write_text(path: str, text: str) -> None:
+    """Write a file that the user named. Raises UsageError TM932."""
+    from pathlib import Path
+
+    from tracemask.core.errors import UsageError
+
+    try:
+        Path(path).write_text(text, encoding="utf-8")
+    except OSError as error:
+        fix = "name a file in a folder that exists and may be written"
+        raise UsageError("TM932", where=path, what=error.strerror or str(error), fix=fix) from None
 
 
 @contextmanager

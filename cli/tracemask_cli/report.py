@@ -24,7 +24,7 @@ def command(
     from tracemask.report.page import Page
     from tracemask.report.scales import scales
     from tracemask_cli.dataset import open_with_tokenizer, weigher
-    from tracemask_cli.output import console, progress
+    from tracemask_cli.output import console, progress, write_text
 
     data, loaded = open_with_tokenizer(dataset, tokenizer=tokenizer, columns=columns)
     weigh = weigher(recipe, data, loaded)
@@ -56,5 +56,5 @@ def command(
 
         facts = [f"{len(data)} rows", f"recipe {recipe}" if recipe else "weights as stored"]
         html = page(view.data(counted(), facts=facts))
-    Path(out).write_text(html, encoding="utf-8")
+    write_text(out, html)
     console().print(f"{out}: {len(html.encode()):,} bytes, {len(data)} rows, {len(findings)} findings")

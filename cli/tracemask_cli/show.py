@@ -59,7 +59,9 @@ def command(
         from rich.console import Console
 
         quiet = StringIO()
-        out = Console(record=True, width=110, highlight=False, markup=False, force_terminal=True, file=quiet)
+        out = Console(
+            record=True, width=110, highlight=False, markup=False, emoji=False, force_terminal=True, file=quiet
+        )
     view = View(
         width=out.width,
         full=full,
@@ -91,7 +93,8 @@ def _findings(data, loaded):
 def _save(console, path, *, title):
     """rich's SVG without its web fonts: a picture that asks the network for nothing, the same bytes every time."""
     import re
-    from pathlib import Path
+
+    from tracemask_cli.output import write_text
 
     text = console.export_svg(title=title, unique_id="dump")
-    Path(path).write_text(re.sub(r"@font-face \{.*?\}", "", text, flags=re.S), encoding="utf-8")
+    write_text(path, re.sub(r"@font-face \{.*?\}", "", text, flags=re.S))

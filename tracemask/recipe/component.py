@@ -6,6 +6,7 @@ import re
 from typing import Annotated, Any, Literal, get_args
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
@@ -36,6 +37,17 @@ class Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
+def _single(value: float) -> float:
+    """Weights are float32 in rows and losses: what that cannot hold would train nothing, or everything."""
+    smallest, largest = 2.0**-126, (2.0 - 2.0**-23) * 2.0**127
+    if value and not smallest <= abs(value) <= largest:
+        raise ValueError(f"{value:g} is no float32 (absolute {smallest:.3g} to {largest:.3g})")
+    return value
+
+
+Weight = Annotated[float, AfterValidator(_single)]
+
+
 class Rule(Strict):
     """Tokens and their weight. A field left out matches everything; the first matching rule of a component decides.
 
@@ -43,7 +55,7 @@ class Rule(Strict):
     the policy's first token of the row (the task's own prompt).
     """
 
-    weight: float = 1.0
+    weight: Weight = 1.0
     sampled: bool | None = None
     authors: list[AuthorName] | None = Field(default=None, min_length=1)
     roles: list[RoleName] | None = Field(default=None, min_length=1)
@@ -54,7 +66,7 @@ class Rule(Strict):
 class RoleWeight(Strict):
     """prime-rl's spelling of a rule: bodies of one role's messages that the policy did not write, after its reply."""
 
-    alpha: float = Field(default=0.1, gt=0)
+    alpha: Weight = Field(default=0.1, gt=0)
 
 
 class Normalizer(Strict):

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 from tracemask.recipe.model import Recipe
+
+_UNPRINTED = re.compile("[\x7f-\x9f]")  # json.dumps leaves them as they are, TOML and terminals must not see them
 
 
 def to_toml(recipe: Recipe) -> str:
@@ -35,9 +38,9 @@ def to_toml(recipe: Recipe) -> str:
 def _table(data: dict[str, Any], path: tuple[str, ...]) -> list[str]:
     """Plain values first, then sub-tables, each under its header."""
     plain = {key: value for key, value in data.items() if not isinstance(value, dict)}
-    lines = [f"{key} = {_value(value)}" for key, value in plain.items()]
+    lines = [f"{_key(key)} = {_value(value)}" for key, value in plain.items()]
     if lines and path:
-        lines = ["", f"[{'.'.join(path)}]", *lines]
+        lines = ["", f"[{'.'.join(map(_key, path))}]", *lines]
     for key, value in data.items():
         if isinstance(value, dict):
             lines += _table(value, (*path, key))
@@ -48,7 +51,12 @@ def _value(value: Any) -> str:
     if isinstance(value, list):
         return "[" + ", ".join(map(_value, value)) + "]"
     if isinstance(value, dict):
-        return "{ " + ", ".join(f"{key} = {_value(item)}" for key, item in value.items()) + " }"
+        return "{ " + ", ".join(f"{_key(key)} = {_value(item)}" for key, item in value.items()) + " }"
     if isinstance(value, float):
         return repr(value)
-    return json.dumps(value, ensure_ascii=False)
+    return _UNPRINTED.sub(lambda match: f"\\u{ord(match[0]):04x}", json.dumps(value, ensure_ascii=False))
+
+
+def _key(name: str) -> str:
+    """A key as TOML writes it: bare where that is allowed, else quoted, so that a dot in a name opens no table."""
+    return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else _value(name)

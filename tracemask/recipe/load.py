@@ -45,7 +45,12 @@ def load(source: str | Path | dict[str, Any]) -> Recipe:
     if path.suffix == ".toml":
         if not path.is_file():
             raise UsageError("TM901", where=str(path), what="no such recipe file", fix="check the path")
-        return from_text(path.read_text(encoding="utf-8"), where=str(path), name=path.stem)
+        try:
+            text = path.read_text(encoding="utf-8")
+        except UnicodeDecodeError as error:
+            what = f"not UTF-8 at byte {error.start}"
+            raise RecipeError("TM940", where=str(path), what=what, fix="save it as UTF-8") from None
+        return from_text(text, where=str(path), name=path.stem)
     return from_text(preset_text(str(source)), where=f"preset {source}", name=str(source))
 
 
@@ -105,7 +110,10 @@ def _merged(base: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
 def _components(data: dict[str, Any], *, where: str) -> dict[str, Any]:
     """Tables that are no section move under `components`; anything else unknown is refused with the nearest name."""
     sections = {key: value for key, value in data.items() if key in SECTIONS}
-    components = dict(sections.get("components") or {})
+    given = sections.get("components", {})
+    if not isinstance(given, dict):
+        raise RecipeError("TM940", where=f"{where}: components", what="not a table", fix="write [rl], [ce], …")
+    components = dict(given)
     for key, value in data.items():
         if key in SECTIONS:
             continue

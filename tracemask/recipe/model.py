@@ -186,6 +186,8 @@ class Recipe(Strict):
         for name in value:
             if not name.isidentifier():
                 raise ValueError(f"component name {name!r} must be an identifier: it becomes the column weight.{name}")
+            if name in cls.model_fields or name == "extends":
+                raise ValueError(f"component name {name!r} is the name of a section")
         return value
 
     @model_validator(mode="after")

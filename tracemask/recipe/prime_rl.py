@@ -23,23 +23,24 @@ def recognises(data: dict[str, Any]) -> bool:
 
 def translate(data: dict[str, Any], *, where: str) -> dict[str, Any]:
     """Our recipe (a dict) for prime-rl's tables. Raises RecipeError TM940 for what cannot be carried over exactly."""
-    orchestrator = data.get("orchestrator", data)
+    orchestrator = _table(data, "orchestrator", where) if "orchestrator" in data else data
     path = "orchestrator.algo" if "orchestrator" in data else "algo" if "algo" in data else "type"
-    algo = orchestrator.get("algo", orchestrator if "type" in orchestrator else {"type": "grpo"})
+    algo = (
+        orchestrator if "type" in orchestrator and "algo" not in orchestrator else _table(orchestrator, "algo", where)
+    )
     kind = algo.get("type", "grpo")
-    if kind not in ALGORITHMS:
+    if not isinstance(kind, str) or kind not in ALGORITHMS:
         raise _refused(where, f"{path}.type", f"algorithm {kind!r} is not known", f"known: {', '.join(ALGORITHMS)}")
     recipe, reads = ALGORITHMS[kind](algo, where, path)
     for field in algo:
         if field not in ELSEWHERE | reads:
             known = ", ".join(sorted(ELSEWHERE | reads))
             raise _refused(where, f"{path}.{field}", f"{kind} does not read this field", f"it reads {known}")
-    if orchestrator.get("train", {}).get("filter_zero_advantages") is False and "rl" in recipe:
+    if _table(orchestrator, "train", where).get("filter_zero_advantages") is False and "rl" in recipe:
         recipe["rl"]["zero_advantage"] = "keep"
-    size = orchestrator.get("group_size")
-    if isinstance(size, int) and "advantage" in recipe:
-        recipe["group"] = {"size": size}
-    _loss(recipe, data.get("trainer", {}).get("loss", {}), where)
+    if "group_size" in orchestrator and "advantage" in recipe:
+        recipe["group"] = {"size": orchestrator["group_size"]}
+    _loss(recipe, _table(_table(data, "trainer", where), "loss", where), where)
     return {"name": f"prime_rl_{kind}", "source": "prime-rl, docs/algorithms.md"} | recipe
 
 
@@ -112,6 +113,14 @@ def _loss(recipe: dict[str, Any], loss: dict[str, Any], where: str) -> None:
     recipe["rl"]["options"] = {ours: loss[theirs] for theirs, ours in names.items() if theirs in loss}
     if "adv_tau" in loss:
         recipe["advantage"]["multiply"] = loss["adv_tau"]
+
+
+def _table(parent: dict[str, Any], key: str, where: str) -> dict[str, Any]:
+    """The table `key`, empty where it is absent."""
+    value = parent.get(key, {})
+    if not isinstance(value, dict):
+        raise _refused(where, key, f"{value!r} is not a table", f"write [{key}]")
+    return value
 
 
 def _refused(where: str, field: str, what: str, fix: str) -> RecipeError:

@@ -6,6 +6,7 @@ r = exp(lp − o), ρ = exp(lp − μ), A = advantage, sg = no gradient through 
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Literal
 
@@ -116,6 +117,8 @@ def _spec(options: type[TermOptions], needs: str, formula: str, source: str, **m
     return TermSpec(options, frozenset(needs.split()), formula, source, **more)
 
 
+_OWN = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
+
 CLIPPED = "−min(r·A, clip(r, 1−eps_low, 1+eps_high)·A)"
 
 TERMS: Table[TermSpec] = Table(
@@ -151,7 +154,7 @@ def term_spec(name: str) -> TermSpec:
 
     Raises UsageError TM902 for an unknown name.
     """
-    if ":" in name:
+    if _OWN.fullmatch(name):
         return _spec(OwnOptions, "", f"{name} (your own function)", name)
     return TERMS[name]
 

@@ -136,7 +136,7 @@ def _table(
 
     out = [line("rollout", "tokens", "A", names)]
     for at in rollouts:
-        advantage = _signed(float(component.advantage[at]))
+        advantage = _signed(component.advantage[at])
         cells = (_number(values[name][at]) for name in NAMES)
         out.append(line(_short(component.labels[at]), str(component.tokens[at]), advantage, cells))
     return [*out, line(ratio[0], "", "", (_number(ratio[1](name)) for name in NAMES))]
@@ -165,7 +165,7 @@ def _words(component: ComponentAudit) -> list[str]:
         return [*out, "Every advantage is 0: this component moves nothing."]
     first = kept[np.argsort(-push[kept], kind="stable")][:3]
     hardest = ", ".join(
-        f"{_short(component.labels[at])} ({component.tokens[at]} tokens, A = {_signed(float(component.advantage[at]))}, "
+        f"{_short(component.labels[at])} ({component.tokens[at]} tokens, A = {_signed(component.advantage[at])}, "
         f"{push[at] / total:.0%})"
         for at in first
     )
@@ -227,7 +227,7 @@ def _number(value: float) -> str:
     return f"{rounded:.{max(digits, 0)}f}".rstrip("0").rstrip(".") if digits > 0 else f"{rounded:,.0f}"
 
 
-def _signed(value: float) -> str:
+def _signed(value: Any) -> str:
     return "–" if math.isnan(value) else f"{value:+.2f}" if abs(value) < 1e5 else f"{value:+.1e}"
 
 
