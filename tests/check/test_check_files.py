@@ -228,3 +228,22 @@ def test_materialised_weights_are_clean_and_echo_may_train_tool_output(harbour, 
     report = check_dataset(str(tmp_path / "out"), tokenizer=tokenizer)
     assert {"TM601", "TM603", "TM606"} <= set(report.ran)
     assert {group.rule.code for group in report.groups if group.severity.value == "E"} == set()
+
+
+def test_policy_weight_on_tool_output_is_an_error_and_cross_entropy_on_it_is_not(tokenizer):
+    from check_make import Rows, changed
+
+    from tracemask.core.vocab import Author
+
+    class Weighed(Rows):
+        metadata = {"recipe": {"components": {"rl": {"term": "dppo"}, "ce": {"term": "ce"}}}}
+
+    made = []
+    for row in rows(tokenizer, reward=1.0):
+        tool = (row["author"] == Author.ENVIRONMENT).astype(np.float32)
+        made.append(changed(row, **{"weight.rl": row["sampled"].astype(np.float32), "weight.ce": tool}))
+    assert "TM306" not in codes(Weighed(made), tokenizer)
+    bad = changed(made[1], **{"weight.rl": made[1]["weight.rl"] + made[1]["weight.ce"]})
+    report = check_dataset(Weighed([made[0], bad, *made[2:]]), tokenizer=tokenizer)
+    first = int(np.argmax(made[1]["weight.ce"]))
+    assert ("TM306", 1, first) in {(f.code, f.place.row, f.place.token) for f in report.findings}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -80,3 +81,14 @@ def test_clean_data_have_no_error_and_no_warning_but_the_truncations(data, form)
     )
     assert len(data.cut) == 10
     assert severities(rows, data) == {("TM107", row) for row in data.cut}
+
+
+def test_findings_do_not_depend_on_how_rows_are_cut_into_blocks():
+    data = dataset("small", SMALL, None)
+    for code, plant in sorted(PLANTERS.items()):
+        planted = plant(data)
+        if planted is None:
+            continue
+        cut = replace(planted.settings, block_tokens=900)
+        whole = found(planted.bad, data, settings=planted.settings, template=planted.template)
+        assert found(planted.bad, data, settings=cut, template=planted.template) == whole, code

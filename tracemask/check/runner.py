@@ -113,7 +113,7 @@ class Session:
     def block(self, block: Block) -> None:
         """Run the rules about tokens on one block."""
         view = View(block, self.run)
-        have = view.have | self.have
+        have = view.have | (self.have & _OF_THE_RUN)  # what earlier blocks had is not in this one
         self.have |= view.have
         self.rows += len(block.rows)
         self.tokens += len(block)
@@ -248,6 +248,7 @@ def chosen_rules(settings: Settings) -> list[Rule]:
     return [rule for code, rule in rules.items() if code in codes]
 
 
+_OF_THE_RUN = frozenset({Need.EVAL, Need.BUDGET, Need.MESSAGES})
 _NOTED = frozenset({"TM104", "TM105", "TM110"})  # rules about traces that convert applies to what it reads
 _AS_FINDINGS = frozenset({"TM506", "TM508"})  # what a rule states about files, not a reason to give up
 

@@ -24,14 +24,23 @@ def gradient_mask(view: View) -> np.ndarray:
     return mask
 
 
-def gradient_components(view: View) -> list[str]:
-    """Weight streams of policy-gradient terms: by the recipe in the metadata, else by their usual names."""
-    recipe = view.run.metadata.get("recipe") or {}
-    components = recipe.get("components") or {}
+def gradient_components(view: View, *, logprobs: bool = False) -> list[str]:
+    """Weight streams of terms that use advantages: by the recipe in the metadata, else by their usual names.
+
+    logprobs: only those that also read the sampler's log-probs.
+    """
+    from tracemask.recipe.terms import TERMS
+
+    components = (view.run.metadata.get("recipe") or {}).get("components") or {}
     found = []
     for name in view.block.weights:
         term = str((components.get(name) or {}).get("term", ""))
-        if name in ("rl", "pg", "policy") or term.startswith(("policy", "reinforce", "ppo", "gspo", "cispo", "grpo")):
+        if term in TERMS:
+            spec = TERMS[term]
+            wanted = spec.uses_advantage and (not logprobs or bool({"old", "sampler"} & spec.needs))
+        else:
+            wanted = name in ("rl", "pg", "policy")
+        if wanted:
             found.append(name)
     return found
 

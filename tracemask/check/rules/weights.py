@@ -64,6 +64,7 @@ def missing_for_component(view: View) -> Iterator[Finding]:
     **Limits.** Components of other kinds (cross-entropy, KL to a reference) need neither.
     """
     block = view.block
+    reading = gradient_components(view, logprobs=True)
     for name in gradient_components(view):
         stream = np.nan_to_num(block.weights[name]) != 0
         advantage = block.column("advantage", neutral=np.nan)
@@ -82,7 +83,7 @@ def missing_for_component(view: View) -> Iterator[Finding]:
             "TM603", places, f"weight.{name} on {{n}} token{{s}} of a row without reward", cause="reward"
         )
         values = block.logprob
-        if values is not None:
+        if values is not None and name in reading:
             places = np.flatnonzero(stream & np.isnan(values) & ~lacking)
             text = f"weight.{name} on {{n}} token{{s}} without a log-prob"
             yield from block.each("TM603", places, text, cause="log-prob")
