@@ -1,40 +1,31 @@
-"""One branch planned: which render each reply is read from, and what must be encoded for it. Knows no row."""
+"""One branch planned: regions of all renders, replies as sampled, and what must be encoded for it. Knows no row."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from enum import Enum
 
 import numpy as np
 
-from tracemask.core.errors import RenderError
 from tracemask.core.finding import Finding
 from tracemask.core.vocab import Author, Origin
 from tracemask.render.conversation import Conversation
 from tracemask.render.encode import Encoder, Mode, Run
 from tracemask.render.labels import Speaker, label
-from tracemask.render.layout import Layout, missing_fields
+from tracemask.render.layout import Layout
+from tracemask.render.reading import History, Reading, behind
 from tracemask.render.stability import Stability
 from tracemask.render.stream import Base, Piece, Reply, add_runs, build_base, pieces_of
 from tracemask.render.tokenizer import Tokenizer
-from tracemask.render.turns import Region, Turns, finding
+from tracemask.render.turns import Region, Turns
 from tracemask.trace.model import Message, Sampled
-
-
-class History(str, Enum):
-    """What becomes of a text-only reply whose characters a later render drops."""
-
-    AUTO = "auto"
-    AS_RENDERED = "as_rendered"
-    PER_TURN = "per_turn"
 
 
 @dataclass(slots=True)
 class Turn:
-    """One reply of the policy: the base it is read from, its region there, and its ids where the engine gave them.
+    """One reply of the policy: the render it is read from, its region there, and its ids where the engine gave them.
 
-    shown: the engine's own context is what the base renders before the region.
+    said: layout and region of what the template makes of it, for judging drift.
     """
 
     k: int
@@ -42,6 +33,7 @@ class Turn:
     region: Region
     reply: Reply | None
     prompt_ids: np.ndarray | None
+    said: tuple[Layout, Region]
 
 
 @dataclass
@@ -84,8 +76,8 @@ class BranchPlan:
     def spoken(self, turn: Turn, encoder: Encoder) -> list[Piece]:
         """The rendered text of a reply in pieces, as if nobody had given its ids."""
         out: list[Piece] = []
-        region = turn.region
-        add_runs(out, turn.k, self.bases[turn.end].layout, region.start, region.end, Mode.POLICY, encoder)
+        layout, region = turn.said
+        add_runs(out, turn.k, layout, region.start, region.end, Mode.POLICY, encoder)
         return out
 
     def base(self, end: int, encoder: Encoder) -> Base:
@@ -107,186 +99,57 @@ class Planner:
     stability: Stability
     history: History
     control_text: str
-    _dead_fields: set[tuple[str, Origin]] = field(default_factory=set)
 
     def plan(self, conversation: Conversation, messages: Sequence[Message], speakers: list[Speaker]) -> BranchPlan:
         """Chooses the render of each reply. Raises RenderError where the template refuses the branch."""
-        work = _Work(self, conversation, messages, speakers)
-        work.choose()
-        return work.result()
-
-
-@dataclass
-class _Work:
-    planner: Planner
-    conversation: Conversation
-    messages: Sequence[Message]
-    speakers: list[Speaker]
-    findings: list[Finding] = field(default_factory=list)
-    chosen: dict[int, int] = field(default_factory=dict)
-    regions: dict[tuple[int, int], Region | None] = field(default_factory=dict)
-    settled: dict[int, int] = field(default_factory=dict)  # render → messages before it stand as the policy read them
-
-    def choose(self) -> None:
-        """Fills `chosen`: reply → end of the render that it is read from."""
-        for k, message in enumerate(self.messages):
-            if not message.from_policy:
-                continue
-            if message.sampled is not None:
-                self.chosen[k] = self._context_end(k)
-            else:
-                self.chosen[k] = self._survivor(k)
-
-    # -------------------------------------------------------------- text-only replies
-
-    def _survivor(self, k: int) -> int:
-        full, own = len(self.messages), k + 1
-        if self.planner.history is History.PER_TURN:
-            self._report_lost(k, self._lost(own, k))
-            return own
-        lost = self._lost(full, k)
-        if not lost and not self._stop_rewritten(full, k):
-            return full
-        if self.planner.history is History.AS_RENDERED:
-            self._report_lost(k, lost)
-            return full
-        remaining = lost
-        for end in dict.fromkeys((self._segment_end(k), own)):
-            remaining = self._lost(end, k)
-            if not remaining and not self._stop_rewritten(end, k):
-                return end
-        if not remaining:
-            return own
-        self._report_lost(k, remaining)
-        better = self._shown(own, k) > self._shown(full, k)
-        return own if better else full
-
-    def _lost(self, end: int, k: int) -> list[Origin]:
-        layout = self.conversation.layout(end)
-        return missing_fields(layout, k, self.conversation.chat[k])
-
-    def _stop_rewritten(self, end: int, k: int) -> bool:
-        """The reply ended with a stop while it was the last message and has none here (gpt-oss: <|return|>)."""
-        if k + 1 == end or not self.planner.turns.prompt(self.conversation, k).ends:
-            return False
-        region = self.region(end, k)
-        return region is not None and region.stop_id is None and not self.messages[k].cut_short
-
-    def _shown(self, end: int, k: int) -> int:
-        layout = self.conversation.layout(end)
-        return sum(layout.visible(k, origin) for origin in (Origin.CONTENT, Origin.REASONING, Origin.TOOL_CALL))
-
-    def _segment_end(self, k: int) -> int:
-        """Where the next message of a user begins: up to there templates keep what a reply said."""
-        for later in range(k + 1, len(self.messages)):
-            if self.messages[later].role == "user":
-                return later
-        return len(self.messages)
-
-    def _report_lost(self, k: int, lost: Sequence[Origin]) -> None:
-        for origin in lost:
-            what = f"the template drops {origin.label.replace('_', ' ')} of message {k}"
-            self.findings.append(finding("TM103", what, self.speakers[k].index, field=origin.label))
-
-    # -------------------------------------------------------------- sampled replies
-
-    def _context_end(self, k: int) -> int:
-        """The render that begins as the template wrote when reply k was sampled, and still says what it said."""
-        full, own = len(self.messages), k + 1
-        if not self._shows_context(full, k):
-            segment = self._segment_end(k)
-            return segment if segment < full and self._shows_context(segment, k) and self._whole(segment, k) else own
-        if self._whole(full, k):
-            return full
-        segment = self._segment_end(k)
-        return segment if segment < full and self._shows_context(segment, k) and self._whole(segment, k) else own
-
-    def _whole(self, end: int, k: int) -> bool:
-        return not self._lost(end, k)
-
-    def _shows_context(self, end: int, k: int) -> bool:
-        """What stands before reply k in the render of [0, end) is what stood there when it was sampled."""
-        after_reply = k > 0 and self.messages[k - 1].role == "assistant"
-        if not after_reply and (k + 1 == end or self._trusted(end, k)):
-            return True
-        self.conversation.counter.fallbacks += 1
-        try:
-            context = self.conversation.layout(k, prompt=True).text
-        except RenderError:
-            return k + 1 == end
-        region = self.region(end, k)
-        if region is None or self.conversation.layout(end).text[: region.prompt_end] != context:
-            return False
-        self.settled[end] = k
-        return True
-
-    def _trusted(self, end: int, k: int) -> bool:
-        """The template only appends, and nothing that stands before reply k in this render was dropped since."""
-        within = end < len(self.messages) or end == self._segment_end(k)
-        if not self.planner.stability.stable(self.conversation, within=within):
-            return False
-        at = max(self.settled.get(end, 0), self._segment_start(k) if within else 0)
-        while at < k and not self._lost(end, at):
-            at += 1
-        self.settled[end] = max(at, self.settled.get(end, 0))
-        return at >= k
-
-    def _segment_start(self, k: int) -> int:
-        return next((before for before in range(k - 1, -1, -1) if self.messages[before].role == "user"), 0)
-
-    # -------------------------------------------------------------- result
-
-    def region(self, end: int, k: int) -> Region | None:
-        """The region of reply k in the render of [0, end)."""
-        key = (end, k)
-        if key not in self.regions:
-            layout = self.conversation.layout(end)
-            self.regions[key] = self.planner.turns.region(
-                self.conversation, layout, k, cut_short=self.messages[k].cut_short and self.messages[k].sampled is None
-            )
-        return self.regions[key]
-
-    def result(self) -> BranchPlan:
-        """The plan of the branch."""
-        ends = sorted(set(self.chosen.values())) or [len(self.messages)]
-        if len(self.messages) not in ends and self._tail_matters():
-            ends.append(len(self.messages))
-        replies = {k: _reply(self.messages[k].sampled, self.speakers[k]) for k in self.chosen}
-        bases = {end: self._base(end, replies) for end in ends}
-        turns: list[Turn] = []
-        for k, end in self.chosen.items():
-            region = next((region for region in bases[end].regions if region.message == k), None)
-            if region is None:
-                self._report_lost(k, [Origin.CONTENT])
-                continue
-            turns.append(Turn(k, end, region, replies[k], _prompt_ids(self.messages[k].sampled)))
-        ids = self.planner.control_text == "ids"
+        reading = Reading(conversation, messages, speakers, self.turns, self.stability, self.history)
+        reading.choose()
+        ends = sorted(set(reading.chosen.values())) or [len(messages)]
+        last = max(reading.chosen, default=-1)
+        if len(messages) not in ends and last + 1 < len(messages):
+            ends.append(len(messages))
+        replies = {k: _reply(messages[k].sampled, speakers[k]) for k in reading.chosen}
+        bases = {end: self._base(reading, end, replies) for end in ends}
+        turns = [turn for k in reading.chosen if (turn := self._turn(reading, k, bases, replies)) is not None]
+        ids = self.control_text == "ids"
         modes = {
             k: Mode.IDS if ids else Mode.POLICY if speaker.author is Author.POLICY else Mode.CONTENT
-            for k, speaker in enumerate(self.speakers)
+            for k, speaker in enumerate(speakers)
         }
         context = Mode.IDS if ids else Mode.CONTENT
-        return BranchPlan(self.conversation, self.messages, self.speakers, turns, bases, self.findings, modes, context)
+        return BranchPlan(conversation, messages, speakers, turns, bases, reading.findings, modes, context)
 
-    def _tail_matters(self) -> bool:
-        last = max(self.chosen) if self.chosen else -1
-        return last + 1 < len(self.messages)
+    def _turn(self, reading: Reading, k: int, bases: Mapping[int, BasePlan],
+              replies: Mapping[int, Reply | None]) -> Turn | None:  # fmt: skip
+        end = reading.chosen[k]
+        region = next((region for region in bases[end].regions if region.message == k), None)
+        if region is None:
+            reading.report_lost(k, [Origin.CONTENT])
+            return None
+        said = (bases[end].layout, region)
+        if end < 0:
+            own = reading.region(k + 1, k)
+            if own is None:
+                reading.report_lost(k, [Origin.CONTENT])
+            else:
+                said = (reading.layout(k + 1), replace(own, start=own.prompt_end))
+        return Turn(k, end, region, replies[k], _prompt_ids(reading.messages[k].sampled), said)
 
-    def _base(self, end: int, replies: Mapping[int, Reply | None]) -> BasePlan:
-        layout = self.conversation.layout(end)
+    def _base(self, reading: Reading, end: int, replies: Mapping[int, Reply | None]) -> BasePlan:
+        layout = reading.layout(end)
         regions: list[Region] = []
         verbatim: set[int] = set()
         at = 0
-        for k in range(end):
-            if self.messages[k].role != "assistant":
+        for k in range(end if end >= 0 else -end):
+            if reading.messages[k].role != "assistant":
                 continue
-            region = self.region(end, k)
+            region = reading.region(end, k)
             reply = replies.get(k)
             if region is None and reply is not None and end == k + 1:
-                region = _nowhere(k, len(layout.text))
+                region = behind(k, len(layout.text), approximate=True)
             if region is None or region.start < at:
                 continue
-            if reply is not None:
+            if reply is not None and end != ~k:
                 region, said = self._matched(layout, region, reply)
                 if said:
                     verbatim.add(k)
@@ -306,18 +169,13 @@ class _Work:
         return replace(region, start=region.prompt_end), False
 
     def _spoken(self, reply: Reply) -> str | None:
-        table = self.planner.tokenizer.id_table
+        table = self.tokenizer.id_table
         if len(reply.ids) and int(reply.ids.max()) >= len(table):
             return None
         try:
             return b"".join([table[token] for token in reply.ids.tolist()]).decode()
         except UnicodeDecodeError:
             return None
-
-
-def _nowhere(k: int, end: int) -> Region:
-    """The region of a sampled reply that the template does not print at all: its ids are kept behind the text."""
-    return Region(k, end, end, end, end, approximate=True, opened=None, stopped_early=False, stop_id=None)
 
 
 def _prompt_ids(sampled: Sampled | None) -> np.ndarray | None:
@@ -330,7 +188,7 @@ def _reply(sampled: Sampled | None, speaker: Speaker) -> Reply | None:
     count = len(sampled.token_ids)
     author = np.full(count, speaker.author, np.uint8)
     for span in sampled.spans:
-        author[span.start : span.end] = Author.of(span.author)
+        author[span.start : span.end] = Author[span.author.upper()]
     logprob = np.full(count, np.nan, np.float32)
     if sampled.logprobs is not None:
         logprob[:] = [np.nan if value is None else value for value in sampled.logprobs]

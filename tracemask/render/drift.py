@@ -98,7 +98,7 @@ def cause_of_text(sampled: str, rendered: str) -> str:
             if has_call and inner and trimmed and _calls_differ(sampled, rendered)
             else "whitespace_trim"
         )
-    bare = _REASONING.sub("", sampled)
+    bare = _REASONING.sub("", _without_lone_closer(sampled))
     if bare != sampled and bare.split() == _REASONING.sub("", rendered).split():
         return "think_strip"
     if any(opener in sampled and opener not in rendered for opener in _CALL_OPENERS):
@@ -196,6 +196,14 @@ def _token_at(pieces: Sequence[bytes], position: int) -> int:
 
 
 # ---------------------------------------------------------------------------------------------- text
+
+
+def _without_lone_closer(text: str) -> str:
+    """The text behind a reasoning block whose opener stood in the prompt."""
+    for opener, closer in REASONING_TAGS:
+        if closer in text and opener not in text and opener.startswith(("<", "[", "◁")) and "channel" not in opener:
+            return text.partition(closer)[2]
+    return text
 
 
 def _without_calls(text: str) -> str:

@@ -12,7 +12,7 @@ from tracemask.core.errors import RenderError, TracemaskError, UsageError
 from tracemask.core.finding import Finding
 from tracemask.core.fingerprint import fingerprint
 from tracemask.core.vocab import Origin
-from tracemask.render.branch import BranchPlan, History, Planner
+from tracemask.render.branch import BranchPlan, Planner
 from tracemask.render.control import Control
 from tracemask.render.conversation import Conversation, Counter, Renders
 from tracemask.render.encode import Encoder, Mode, Run
@@ -20,6 +20,7 @@ from tracemask.render.engine import Job
 from tracemask.render.extend import Extender
 from tracemask.render.labels import Speaker
 from tracemask.render.layout import Layout
+from tracemask.render.reading import History
 from tracemask.render.rows import Assembler
 from tracemask.render.sample import Sample
 from tracemask.render.stability import Stability

@@ -216,7 +216,7 @@ class _Trace:
         if row.tail is not None and row.tail[0] is base:
             row.append_from(base, row.tail[1], len(base.stream))
             row.tail = (base, len(base.stream))
-        elif more and last.k in base.bounds and last.end == total:
+        elif more and last.k in base.bounds and last.end in (total, ~last.k):
             row.append_from(base, base.bounds[last.k][1], len(base.stream))
 
     def _control_findings(self, plan: BranchPlan) -> list[Finding]:

@@ -41,6 +41,7 @@ class Region:
     prompt_end: where the generation prompt ends; up to `start` follows what the template puts in without anyone
     sampling it: an empty reasoning block, a header that it repeats.
     opened: the closer of a reasoning block that the prompt left open. stopped_early: a stop stands inside.
+    prompted: the whole generation prompt stands before it.
     """
 
     message: int
@@ -52,6 +53,7 @@ class Region:
     opened: str | None
     stopped_early: bool
     stop_id: int | None
+    prompted: bool = True
 
 
 @dataclass
@@ -87,6 +89,7 @@ class Turns:
             opened=open_reasoning(prompt.text) if fits else None,
             stopped_early=any(mark.id in self.stops for mark in inside),
             stop_id=stop_id,
+            prompted=fits,
         )
         if k + 1 < len(layout.extents) and (region.stopped_early or layout.interrupted(k)):
             return self._judged_in_own(conversation, layout, region, cut_short)

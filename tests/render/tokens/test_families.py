@@ -10,7 +10,7 @@ import pytest
 from render_corpus import KINDS, TOOLS, reply, tokenizer_for, user
 
 from tracemask.core.errors import RenderError
-from tracemask.core.vocab import Origin
+from tracemask.core.vocab import Origin, Part
 from tracemask.render.renderer import Renderer
 from tracemask.render.sample import Sample
 from tracemask.render.template import Template
@@ -85,6 +85,22 @@ def test_a_prefilled_opener_is_context_and_a_missing_one_makes_the_row_approxima
     (row,) = thinking.render(Trace.from_messages([user("UUU1"), reply("AAA1", reasoning_content="RRR1")]))
     assert replies(thinking, row) == ["RRR1\n</think>\n\nAAA1<|im_end|>"]
     assert not row.approximate
+
+
+def test_the_context_of_sampled_ids_is_the_whole_prompt_with_its_opener(real_templates: dict[str, str]) -> None:
+    renderer = front("deepseek_r1_distill", real_templates)
+    spoken = "So.\n</think>\n\nAAA1<｜end▁of▁sentence｜>"
+    message = reply("AAA1", reasoning_content="So.", token_ids=renderer.tokenizer.encode(spoken))
+    second = reply("AAA2", token_ids=renderer.tokenizer.encode("No.\n</think>\n\nAAA2<｜end▁of▁sentence｜>"))
+    chat = [user("UUU1"), message, user("UUU2"), second]
+    rows = renderer.render(Trace.from_messages(chat))
+    assert [replies(renderer, row) for row in rows] == [[spoken], ["No.\n</think>\n\nAAA2<｜end▁of▁sentence｜>"]]
+    plain = [{key: value for key, value in message.items() if key != "token_ids"} for message in chat]
+    for row, count in zip(rows, (1, 3), strict=True):
+        assert row.token_ids[~row.sampled].tolist() == renderer.prompt_ids(plain[:count])
+        assert not row.approximate
+    assert set(rows[0].part[rows[0].sampled].tolist()) == {Part.REASONING, Part.CONTENT, Part.STOP}
+    assert [drift.cause for drift in rows[0].drift] == ["think_strip"]
 
 
 def test_gemma_4_repeats_neither_its_header_nor_the_tools_name_in_the_loss(real_templates: dict[str, str]) -> None:
