@@ -13,6 +13,7 @@ from tracemask.recipe import Recipe
 from tracemask.recipe.advantage import compute
 from tracemask.recipe.laying import Laying
 from tracemask.recipe.materialize import materialize
+from tracemask.recipe.step import lay_step
 from tracemask.recipe.token_advantage import branch_means
 from tracemask.report.explain import explain
 from tracemask.store.commit import write_dataset
@@ -176,3 +177,34 @@ def test_a_row_filter_spells_booleans_as_toml_does():
     rows = [make_row(0, [PROMPT, reply(2)], truncated=True), make_row(1, [PROMPT, reply(3)], truncated=False)]
     found = explain(recipe, rows, {"trace_id": ["a", "b"]})
     assert found.audit.components["ce"].tokens.tolist() == [0, 3]
+
+
+@pytest.mark.parametrize(
+    ("recipe", "name"),
+    [
+        *((recipe, name) for recipe in ("reinforce", "sft", "ppo_gae") for name in ("sampled", "author", "labels")),
+        ("dppo", "logprob"),
+        ("ppo_gae", "value"),
+        ("ppo_gae", "reward"),
+    ],
+)
+@pytest.mark.parametrize("length", [1, 4, 6])
+def test_a_column_of_another_length_is_refused_never_stretched(recipe, name, length):
+    row = make_row(0, [PROMPT, reply(2)], columns={"value": np.zeros(5)})
+    row.columns[name] = np.ones(length, row.columns.get(name, np.zeros(0)).dtype)
+    with pytest.raises(RecipeError) as caught:
+        lay_step(Recipe.load(recipe), [row], [1.0])
+    assert caught.value.code == "TM101"
+    assert name in caught.value.what
+
+
+@pytest.mark.parametrize("codes", [[0.0, 1.0, 1.0], [0, 1, 300], [0, 1, -1]])
+def test_an_author_that_is_no_code_is_refused(codes):
+    row = make_row(0, [reply(3)], columns={"author": np.array(codes)})
+    with pytest.raises(RecipeError, match="author"):
+        lay_step(Recipe.load("sft"), [row], [1.0])
+
+
+def test_a_list_that_no_part_of_the_recipe_reads_may_have_any_length():
+    row = make_row(0, [PROMPT, reply(2)], columns={"reward": np.ones(1), "logprob": np.ones(2, np.float32)})
+    assert lay_step(Recipe.load("reinforce"), [row], [1.0]).counts == {"rl": 2}

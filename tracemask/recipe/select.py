@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache
 
 import numpy as np
@@ -14,6 +14,8 @@ from tracemask.recipe.component import BODY, OTHERS, Component, Rule
 from tracemask.store.row import Row
 
 TokenBytes = Callable[[int], bytes]
+CODES = ("author", "role", "part")
+SELECTED_BY = (*CODES, "message", "sampled", "mask", "labels")  # every recipe may read these
 
 
 @lru_cache(maxsize=256)
@@ -23,6 +25,22 @@ def _codes(kind: type[Code], labels: tuple[str, ...]) -> np.ndarray:
     table[[int(kind.of(label)) for label in labels]] = True
     table.setflags(write=False)
     return table
+
+
+def must_fit(row: Row, names: Iterable[str]) -> None:
+    """Raises RecipeError TM101 where one of the columns that are read is not as long as the ids (numpy would stretch a
+    single value), TM603 where author, role or part are no codes."""
+    for name in names:
+        column = row.get(name)
+        if column is None:
+            continue
+        if len(column) != len(row):
+            what = f"{len(column)} values of {name} for {len(row)} token ids"
+            raise RecipeError("TM101", where=f"row {row.index}", what=what, fix="write one value a token")
+        if name in CODES and column.dtype != np.uint8 and len(column):
+            if column.dtype.kind not in "iu" or column.min() < 0 or column.max() > 255:
+                what = f"{name} holds what is no code"
+                raise RecipeError("TM603", where=f"row {row.index}", what=what, fix="name another column (--columns)")
 
 
 def sampled_tokens(row: Row) -> np.ndarray:

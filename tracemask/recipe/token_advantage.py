@@ -9,7 +9,7 @@ import numpy as np
 from tracemask.core.errors import RecipeError
 from tracemask.core.vocab import Author
 from tracemask.recipe.model import Recipe
-from tracemask.recipe.select import sampled_tokens
+from tracemask.recipe.select import SELECTED_BY, must_fit, sampled_tokens
 from tracemask.store.row import Row
 
 
@@ -20,8 +20,9 @@ def token_advantage(recipe: Recipe, row: Row, reward: float, *, excluded: str = 
     observations skipped; value[t] is the critic's estimate before token t; rewards come from the column `reward`
     (float[T], summed where observations lie between), else `reward` is paid at the row's last policy token.
     excluded: why the rollout has no reward; anything but a missing reward leaves NaN.
-    Raises RecipeError TM603 for a missing column.
+    Raises RecipeError TM603 for a missing column, TM101 for one of another length.
     """
+    must_fit(row, (*SELECTED_BY, "value", "reward", "advantage"))
     policy = policy_tokens(row)
     estimator = recipe.advantage.estimator
     out = np.zeros(len(row))

@@ -12,7 +12,7 @@ from tracemask.core.errors import RecipeError
 from tracemask.core.vocab import Author, Fidelity
 from tracemask.recipe.component import Component
 from tracemask.recipe.model import Recipe
-from tracemask.recipe.select import TokenBytes, admits, dropped_lines, rule_weights
+from tracemask.recipe.select import SELECTED_BY, TokenBytes, admits, dropped_lines, must_fit, rule_weights
 from tracemask.store.row import Row
 
 FILTERS = frozenset({"truncated", "too_long", "incomplete_group"})
@@ -38,7 +38,8 @@ def lay(
 
     advantage: one number or float64[T]; NaN takes the token out of policy terms. policy_version: the version being
     trained, for staleness limits. The first token of a row has no predecessor and is always 0 (TM604).
-    Raises RecipeError TM603 for a missing column, TM940 for a row whose ids nobody sampled.
+    Raises RecipeError TM603 for a missing column, TM101 for one of another length than the ids, TM940 for a row whose
+    ids nobody sampled.
     """
     return lay_row(recipe, row, advantage, policy_version=policy_version, token_bytes=token_bytes).weights
 
@@ -53,6 +54,7 @@ def lay_row(
     reason: str = "missing_reward",
 ) -> Laid:
     """`lay`, with the tokens that left and why; `reason` names what a NaN advantage means."""
+    must_fit(row, (*SELECTED_BY, *_read(recipe)))
     advantage_T = np.broadcast_to(np.asarray(advantage, dtype=np.float64), (len(row),))
     laid = Laid({})
     for name, component in recipe.components.items():
@@ -68,6 +70,17 @@ def lay_row(
                     weights[hit] = 0.0
         laid.weights[name] = weights
     return laid
+
+
+def _read(recipe: Recipe) -> Iterator[str]:
+    """Columns that the recipe reads beside those that select tokens."""
+    off = recipe.off_policy
+    if "sampler" in recipe.needs or off.ratio_mask is not None:
+        yield "logprob"
+    if off.ratio_mask is not None:
+        yield "old_logprob"
+    if off.max_staleness is not None:
+        yield "policy_version"
 
 
 def _taken_out(
