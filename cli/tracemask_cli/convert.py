@@ -150,10 +150,12 @@ def _print(summary: Summary, render: RenderConfig) -> None:
     table.add_row("forked", f"{counts.forked_rows:,} rows; truncated {counts.truncated_rows:,}")
     if counts.approximate_rows:
         table.add_row("approximate", f"{counts.approximate_rows:,} rows: where a reply begins was not certain")
-    if summary.unknown_fields:
-        most = sorted(summary.unknown_fields.items(), key=lambda item: (-item[1], item[0]))
-        shown = ", ".join(f"{neutral(name)} ({n:,})" for name, n in most[:_SHOWN])
-        table.add_row("unknown fields", shown + (" …" if len(most) > _SHOWN else ""))
+    said = {"author rules": summary.author_rules, "unknown fields": summary.unknown_fields, "notes": summary.notes}
+    for name, counted in said.items():
+        most = sorted(counted.items(), key=lambda item: (-item[1], item[0]))
+        shown = ", ".join(f"{neutral(label)} ({n:,})" for label, n in most[:_SHOWN])
+        if most:
+            table.add_row(name, shown + (" …" if len(most) > _SHOWN else ""))
     table.add_row("skipped", f"{len(summary.skipped):,} records")
     for skip in summary.skipped[:_SHOWN]:
         table.add_row("", neutral(f"{skip.where}: {skip.code} {skip.what}"))

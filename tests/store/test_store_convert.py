@@ -339,8 +339,10 @@ def test_author_rules_are_applied_and_part_of_the_plan(tmp_path: Path) -> None:
     source = log(tmp_path / "a.jsonl", 2)
     rules = {"authors": [{"role": "user", "author": "environment"}]}
     convert(str(source), str(tmp_path / "out"), render=RENDER, authors=rules)
-    row = open_dataset(tmp_path / "out").row(0)
-    assert int((row["author"] == Author.ENVIRONMENT).sum()) > 0
+    found = open_dataset(tmp_path / "out")
+    assert int((found.row(0)["author"] == Author.ENVIRONMENT).sum()) > 0
+    (tokens,) = convert(str(source), str(tmp_path / "out"), render=RENDER, authors=rules).author_rules.values()
+    assert tokens == sum(int((row["message"] == 0).sum()) for row in found)
     with pytest.raises(TracemaskError, match="TM933"):
         convert(str(source), str(tmp_path / "out"), render=RENDER)
 

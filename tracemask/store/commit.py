@@ -16,6 +16,7 @@ from tracemask.store.manifest import (
     SHARD_SUFFIX,
     Input,
     Manifest,
+    Notes,
     Receipt,
     read_receipt,
     receipt_name,
@@ -47,11 +48,10 @@ def finish(
     """
     sweep(folder)
     counts = Counts()
-    unknown: dict[str, int] = {}
+    reading = Notes()
     for receipt in receipts:
         counts.add(receipt.counts)
-        for name, count in receipt.unknown_fields.items():
-            unknown[name] = unknown.get(name, 0) + count
+        reading.add(receipt.reading)
     manifest = Manifest(
         plan=plan,
         config=config or {},
@@ -60,7 +60,7 @@ def finish(
         shards=[shard_entry(receipt) for receipt in receipts],
         counts=counts,
         skipped=[skip for receipt in receipts for skip in receipt.skipped],
-        unknown_fields=dict(sorted(unknown.items())),
+        reading=reading,
     )
     put(folder, MANIFEST, seal(manifest))
     return manifest

@@ -14,6 +14,8 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal
 
+import numpy as np
+
 from tracemask.core.errors import StoreError, TracemaskError, UsageError
 from tracemask.core.fingerprint import fingerprint
 from tracemask.core.registry import Table
@@ -21,7 +23,7 @@ from tracemask.store.commit import finish, prepare, remove_dataset, valid_receip
 from tracemask.store.fetch import local_copies
 from tracemask.store.folder import open_folder
 from tracemask.store.lock import locked
-from tracemask.store.manifest import Input, Manifest, Receipt, Skip
+from tracemask.store.manifest import Input, Manifest, Notes, Receipt, Skip
 from tracemask.store.plan import DEFAULT_SHARD_BYTES, Range, cut, describe, units_per_shard
 from tracemask.store.row import Row
 from tracemask.store.rows import of_sample
@@ -108,13 +110,13 @@ def convert_range(work: Work, span: Range) -> Receipt:
     """Renders the units of one range into one committed shard; returns its receipt."""
     folder = open_folder(work.out)
     skipped: list[Skip] = []
-    unknown: Counter[str] = Counter()
+    reading = Notes()
     with ShardWriter(folder, span.name, metadata=work.metadata, plan=work.plan, span=(span.start, span.stop)) as writer:
         for units in _chunks(_units(work, span)):
             for unit in units:
-                unknown.update(unit.unknown)
-            _write_units(work, units, writer, skipped)
-        return writer.commit(skipped=skipped, unknown_fields=unknown)
+                reading.add(Notes(unknown_fields=dict(unit.unknown), notes=dict(unit.notes)))
+            _write_units(work, units, writer, skipped, reading)
+        return writer.commit(skipped=skipped, reading=reading)
 
 
 def _units(work: Work, span: Range) -> Iterator[Unit]:
@@ -133,7 +135,7 @@ def _chunks(units: Iterator[Unit]) -> Iterator[list[Unit]]:
         yield chunk
 
 
-def _write_units(work: Work, units: list[Unit], writer: ShardWriter, skipped: list[Skip]) -> None:
+def _write_units(work: Work, units: list[Unit], writer: ShardWriter, skipped: list[Skip], reading: Notes) -> None:
     """Adds the rows of `units` in order; what cannot become rows is skipped with its reason, or raised."""
     renderer = work.render.build()
     traces = [trace for unit in units for trace in unit.traces]
@@ -144,7 +146,7 @@ def _write_units(work: Work, units: list[Unit], writer: ShardWriter, skipped: li
     for unit in units:
         faults = [unit.error] if unit.error is not None else []
         extra = list(unit.findings)
-        for trace in unit.traces:
+        for trace, touched in zip(unit.traces, unit.rules, strict=False):  # a refused unit has rules only
             try:
                 samples = next(rendered) if rendered is not None else renderer.render(trace)
                 if not samples:
@@ -159,10 +161,20 @@ def _write_units(work: Work, units: list[Unit], writer: ShardWriter, skipped: li
                 continue
             for row in rows:
                 writer.add(row)
+                if touched:
+                    reading.add(Notes(author_rules=_tokens_by_rule(row, touched)))
         for fault in faults:
             if work.on_error == "fail":
                 raise fault
             skipped.append(Skip(code=fault.code, where=fault.where, what=fault.what, fix=fault.fix))
+
+
+def _tokens_by_rule(row: Row, touched: dict[int, str]) -> dict[str, int]:
+    """How many of the row's tokens lie in messages that each author rule touched. touched: message → rule label."""
+    out: Counter[str] = Counter()
+    for message, label in touched.items():
+        out[label] += int(np.count_nonzero(row["message"] == message))
+    return dict(out)
 
 
 def _check_range(rows: list[Row], size: int) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections import Counter
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -45,6 +46,24 @@ class Skip(Document):
     fix: str = ""
 
 
+class Notes(Document):
+    """What the reader of the logs had to say, counted.
+
+    unknown_fields: path → records. author_rules: rule label → tokens it gave an author. notes: sentence → times.
+    """
+
+    unknown_fields: dict[str, int] = Field(default_factory=dict)
+    author_rules: dict[str, int] = Field(default_factory=dict)
+    notes: dict[str, int] = Field(default_factory=dict)
+
+    def add(self, other: Notes) -> None:
+        """Adds `other` to this one, keys in order."""
+        for name in ("unknown_fields", "author_rules", "notes"):
+            both = Counter(getattr(self, name))
+            both.update(getattr(other, name))
+            setattr(self, name, dict(sorted(both.items())))
+
+
 class Receipt(Document):
     """The proof that one range became one shard. range: half-open, in units over all inputs."""
 
@@ -57,7 +76,7 @@ class Receipt(Document):
     range: tuple[int, int]
     counts: Counts
     skipped: list[Skip] = Field(default_factory=list)
-    unknown_fields: dict[str, int] = Field(default_factory=dict)
+    reading: Notes = Field(default_factory=Notes)
 
 
 class Shard(Document):
@@ -84,7 +103,7 @@ class Manifest(Document):
     shards: list[Shard] = Field(default_factory=list)
     counts: Counts = Field(default_factory=Counts)
     skipped: list[Skip] = Field(default_factory=list)
-    unknown_fields: dict[str, int] = Field(default_factory=dict)
+    reading: Notes = Field(default_factory=Notes)
 
 
 D = TypeVar("D", Receipt, Manifest)

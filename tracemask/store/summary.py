@@ -12,7 +12,10 @@ from tracemask.store.manifest import Manifest, Skip
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """Counts of a finished conversion. reused: shards that an earlier, interrupted run had finished."""
+    """Counts of a finished conversion. reused: shards that an earlier, interrupted run had finished.
+
+    author_rules: tokens that each author rule touched. notes: what the importer left out on purpose, counted.
+    """
 
     out: str
     format: str
@@ -23,6 +26,8 @@ class Summary:
     skipped: list[Skip]
     max_skipped: int
     unknown_fields: dict[str, int]
+    author_rules: dict[str, int]
+    notes: dict[str, int]
     bytes: int
 
     @classmethod
@@ -37,7 +42,9 @@ class Summary:
             reused=reused,
             skipped=manifest.skipped,
             max_skipped=max_skipped,
-            unknown_fields=manifest.unknown_fields,
+            unknown_fields=manifest.reading.unknown_fields,
+            author_rules=manifest.reading.author_rules,
+            notes=manifest.reading.notes,
             bytes=sum(shard.bytes for shard in manifest.shards),
         )
 
@@ -94,4 +101,6 @@ class Summary:
             "too_many_skipped": self.too_many_skipped,
             "wrong_tokenizer": self.suspicion() is not None,
             "unknown_fields": self.unknown_fields,
+            "author_rules": self.author_rules,
+            "notes": self.notes,
         }

@@ -11,7 +11,7 @@ import numpy as np
 from tracemask.core.errors import StoreError
 from tracemask.store.counts import Counts
 from tracemask.store.folder import Folder, Sink, open_folder, put
-from tracemask.store.manifest import Receipt, Skip, receipt_name, seal
+from tracemask.store.manifest import Notes, Receipt, Skip, receipt_name, seal
 from tracemask.store.row import Row
 from tracemask.store.rows import check_lengths
 from tracemask.store.schema import SCALAR_ALIASES, SPANS, TOKEN_COLUMNS, Profile, cast, is_token_field, shard_schema
@@ -74,7 +74,7 @@ class ShardWriter:
         self._rows.append(Row(len(self._rows), columns, row.scalars))
         self.last_trace = row.scalars.get("trace_id")
 
-    def commit(self, *, skipped: Sequence[Skip] = (), unknown_fields: Mapping[str, int] | None = None) -> Receipt:
+    def commit(self, *, skipped: Sequence[Skip] = (), reading: Notes | None = None) -> Receipt:
         """Closes the shard, makes it visible under its name, then writes its receipt; returns the receipt."""
         self._sink = self._folder.sink(self._name)
         self._write()
@@ -88,7 +88,7 @@ class ShardWriter:
             range=self.span,
             counts=Counts.of(self._rows),
             skipped=list(skipped),
-            unknown_fields=dict(sorted((unknown_fields or {}).items())),
+            reading=reading or Notes(),
         )
         put(self._folder, receipt_name(self._name), seal(receipt))
         return receipt
