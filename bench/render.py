@@ -184,17 +184,12 @@ def peer(subject: Subject, name: str) -> tuple[Callable[[], Any], float] | None:
     except AssertionError as error:
         print(f"{name} refuses this tokenizer: {error}")
         return None
-    chats = [([_parsed(message) for message in chat], tools) for chat, tools in subject.chats]
 
     def run() -> list[Any]:
-        return [made.render(chat, tools=tools) for chat, tools in chats]
+        return [made.render(chat, tools=tools) for chat, tools in subject.chats]
 
-    same = sum(list(out.token_ids) == ids for out, ids in zip(run(), subject.ids, strict=True)) / len(chats)
+    same = sum(list(out.token_ids) == ids for out, ids in zip(run(), subject.ids, strict=True)) / len(subject.ids)
     return run, same
-
-
-def _parsed(message: dict[str, Any]) -> dict[str, Any]:
-    return message
 
 
 def assistant_masks(subject: Subject) -> Callable[[], Any] | None:
@@ -269,7 +264,7 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
         out[label] = {"tokens": subject.tokens, "taken": taken, "times raw": ratios(taken, "raw encode_batch_fast")}
         print(label, json.dumps(out[label]["times raw"]))
     out["peers"] = {}
-    few = max(arguments.traces // 5, 4)
+    few = max(arguments.traces // 3, 4)
     for name, made, traces in (
         ("qwen3", "Qwen3Renderer", corpus.agents(few, 1)),
         ("llama3_1", "Llama3Renderer", corpus.chats(few)),
@@ -307,8 +302,8 @@ def machine() -> dict[str, Any]:
             known[name] = version(name)
         except Exception:
             known[name] = "absent"
-    return {"system": platform.platform(), "cpus": os.cpu_count(), "python": platform.python_version(), "packages": known,
-            "threads": 1}  # fmt: skip
+    system = {"system": platform.platform(), "cpus": os.cpu_count(), "python": platform.python_version()}
+    return {**system, "packages": known, "threads": 1, "load": [round(value, 1) for value in os.getloadavg()]}
 
 
 def main() -> None:

@@ -6,11 +6,11 @@ import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
 
+from tracemask.render.backends import flattened
 from tracemask.render.control import Control
 from tracemask.render.tokenizer import Tokenizer
 from tracemask.render.vocabulary import parts_of
@@ -101,18 +101,15 @@ class Encoder:
         self.encoded_characters += sum(len(run.text) for run in runs)
         if self._prefix_sensitive:
             texts = [self._anchor + run.text if run.anchored else run.text for run in runs]
+            batch = self.tokenizer.engine.encode_batch(texts)
+            flat, counts = flattened([ids[1:] if run.anchored else ids for run, ids in zip(runs, batch, strict=True)])
         else:
-            texts = [run.text for run in runs]
-        batch = self.tokenizer.engine.encode_batch(texts)
-        if self._prefix_sensitive:
-            batch = [ids[1:] if run.anchored else ids for run, ids in zip(runs, batch, strict=True)]
-        self._store(runs, batch)
+            flat, counts = self.tokenizer.engine.encode_flat([run.text for run in runs])
+        self._store(runs, flat, counts)
 
     # ------------------------------------------------------------------
 
-    def _store(self, runs: list[Run], batch: list[list[int]]) -> None:
-        counts = np.fromiter(map(len, batch), np.int64, len(batch))
-        flat = np.fromiter(chain.from_iterable(batch), np.int32, int(counts.sum()))
+    def _store(self, runs: list[Run], flat: np.ndarray, counts: np.ndarray) -> None:
         ends = np.cumsum(counts)
         lengths = self.tokenizer.byte_lengths[flat]
         after = np.cumsum(lengths, dtype=np.int64)

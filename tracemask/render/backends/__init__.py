@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import chain
 from typing import Protocol
+
+import numpy as np
 
 from tracemask.core.registry import Table
 
@@ -16,6 +19,16 @@ class Backend(Protocol):
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """Ids of each text. Same ids whatever else is in the batch."""
         ...
+
+    def encode_flat(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+        """(the ids of all texts one after the other, int32; how many each text has, int64)."""
+        ...
+
+
+def flattened(batch: Sequence[Sequence[int]]) -> tuple[np.ndarray, np.ndarray]:
+    """Lists of ids as encode_flat gives them."""
+    counts = np.fromiter(map(len, batch), np.int64, len(batch))
+    return np.fromiter(chain.from_iterable(batch), np.int32, int(counts.sum())), counts
 
 
 BackendFactory = Callable[[bytes], Backend]

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from tracemask.core.errors import MissingExtra, RenderError
 from tracemask.render.backends.tokenizers import Tokenizers
 
@@ -42,9 +44,11 @@ class Gigatoken:
 
     def __init__(self, source: bytes) -> None:
         try:
+            import awkward
             from gigatoken import Tokenizer
         except ImportError:
             raise MissingExtra.named("gigatoken", "fast") from None
+        self._awkward: Any = awkward
         self._reference = Tokenizers(source)
         self._tokenizer: Any = Tokenizer.from_json(source)
         self._count = 0
@@ -54,17 +58,34 @@ class Gigatoken:
         """Ids of each text; one in CHECK_EVERY is compared with the reference."""
         batch = list(texts)
         ids = self._encode(batch)
+        picked = self._picked(batch)
+        self._compare([batch[at] for at in picked], [ids[at] for at in picked])
+        return ids
+
+    def encode_flat(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+        """All ids in one array, and how many each text has; checked like encode_batch."""
+        batch = list(texts)
+        if not batch:
+            return np.zeros(0, np.int32), np.zeros(0, np.int64)
+        encoded = self._tokenizer.encode_batch(batch, parallel=False)
+        counts = self._awkward.to_numpy(self._awkward.num(encoded)).astype(np.int64)
+        flat = self._awkward.to_numpy(self._awkward.flatten(encoded)).astype(np.int32)
+        ends = np.cumsum(counts)
+        picked = self._picked(batch)
+        self._compare([batch[at] for at in picked], [flat[ends[at] - counts[at] : ends[at]].tolist() for at in picked])
+        return flat, counts
+
+    def _picked(self, batch: list[str]) -> list[int]:
         first = -self._count % CHECK_EVERY
         self._count += len(batch)
-        picked = [at for at in range(first, len(batch), CHECK_EVERY) if len(batch[at]) <= CHECKED_CHARACTERS]
-        if picked:
-            self._compare([batch[at] for at in picked], [ids[at] for at in picked])
-        return ids
+        return [at for at in range(first, len(batch), CHECK_EVERY) if len(batch[at]) <= CHECKED_CHARACTERS]
 
     def _encode(self, texts: list[str]) -> list[list[int]]:
         return self._tokenizer.encode_batch_list(texts, parallel=False) if texts else []
 
     def _compare(self, texts: list[str], ids: list[list[int]]) -> None:
+        if not texts:
+            return
         for text, found, expected in zip(texts, ids, self._reference.encode_batch(texts), strict=True):
             if list(found) != expected:
                 raise RenderError(

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+
 from tracemask.core.errors import RenderError
+from tracemask.render.backends import flattened
 
 
 class Tokenizers:
@@ -23,6 +26,10 @@ class Tokenizers:
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """Ids of each text."""
         return [item.ids for item in self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)]
+
+    def encode_flat(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+        """All ids in one array, and how many each text has."""
+        return flattened(self.encode_batch(texts))
 
     def offsets(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
         """Ids of `text` and the half-open character range of each."""
