@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
-from pathlib import Path
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from tracemask.check.baseline import Baseline, content_hash, key
@@ -12,15 +11,14 @@ from tracemask.check.block import Block, blocks
 from tracemask.check.config import Settings
 from tracemask.check.context import Run
 from tracemask.check.finding import Finding, Place
+from tracemask.check.opening import load_template, load_tokenizer, open_given, path_of, rows_of
 from tracemask.check.report import Collector, Report, Skip
 from tracemask.check.rule import Need, Rule, Scope, all_rules, matching
 from tracemask.check.view import View
 from tracemask.core.errors import StoreError, UsageError
 
 if TYPE_CHECKING:
-    from tracemask.render.template import Template
-    from tracemask.render.tokenizer import Tokenizer
-    from tracemask.store.row import Row
+    pass
 
 
 def check_dataset(
@@ -40,15 +38,15 @@ def check_dataset(
     """
     settings = settings or Settings()
     session = Session(settings, tokenizer=tokenizer, template=template, baseline_out=baseline_out)
-    opened = _open(dataset, settings)
+    opened = open_given(dataset, settings)
     if isinstance(opened, StoreError):
         return session.refused(opened, path=str(dataset))
-    session.start(opened, path=_path_of(dataset))
+    session.start(opened, path=path_of(dataset))
     for trace in traces:
         session.trace(trace)
     paths = getattr(opened, "paths", ())
     for block in blocks(
-        _rows(opened, session.bad_row), tokens=settings.block_tokens, path=paths[0] if len(paths) == 1 else None
+        rows_of(opened, session.bad_row), tokens=settings.block_tokens, path=paths[0] if len(paths) == 1 else None
     ):
         session.block(block)
     return session.report()
@@ -71,8 +69,8 @@ class Session:
         self.baseline = Baseline.load(settings.baseline) if settings.baseline else Baseline()
         self.baseline_out = baseline_out
         self.ignored: Counter[str] = Counter()
-        loaded = _tokenizer(tokenizer)
-        self.run = Run(tokenizer=loaded, template=_template(template, loaded), options=settings.options)
+        loaded = load_tokenizer(tokenizer)
+        self.run = Run(tokenizer=loaded, template=load_template(template, loaded), options=settings.options)
         self.ran: set[str] = set()
         self.have: set[Need] = set()
         self.rows = self.tokens = self.traces = 0
@@ -250,68 +248,3 @@ def chosen_rules(settings: Settings) -> list[Rule]:
 
 _OF_THE_RUN = frozenset({Need.EVAL, Need.BUDGET, Need.MESSAGES})
 _NOTED = frozenset({"TM104", "TM105", "TM110"})  # rules about traces that convert applies to what it reads
-_AS_FINDINGS = frozenset({"TM506", "TM508"})  # what a rule states about files, not a reason to give up
-
-
-def _open(dataset: Any, settings: Settings) -> Any:
-    from os import PathLike
-
-    paths = [dataset] if isinstance(dataset, (str, PathLike)) else dataset
-    if isinstance(paths, list) and paths and all(isinstance(path, (str, PathLike)) for path in paths):
-        for path in paths:
-            if Path(path).is_file() and not Path(path).stat().st_size:
-                raise UsageError("TM904", where=str(path), what="the file is empty", fix="give a dataset with rows")
-        from tracemask.store.reader import open_dataset
-
-        try:
-            return open_dataset(dataset, columns=dict(settings.columns) or None)
-        except StoreError as error:
-            if error.code in _AS_FINDINGS:
-                return error
-            raise
-    return dataset
-
-
-def _path_of(dataset: Any) -> str:
-    paths = getattr(dataset, "paths", None)
-    if paths:
-        return ", ".join(paths)
-    return "" if not isinstance(dataset, str) else dataset
-
-
-def _rows(dataset: Any, bad_row: Callable[[StoreError, int], None]) -> Iterator[tuple[Row, str]]:
-    """The rows of a dataset or an iterable, with their shard; a row that cannot be read is told and left out."""
-    sources = getattr(dataset, "sources", None)
-    if sources is None:
-        for row in dataset:
-            yield row, ""
-        return
-    index = 0
-    for source in sources:
-        for i in range(source.rows):
-            try:
-                row = source.row(i, index=index)
-            except StoreError as error:
-                bad_row(error, index)
-            else:
-                yield row, source.where
-            index += 1
-
-
-def _tokenizer(tokenizer: Any) -> Tokenizer | None:
-    if not isinstance(tokenizer, str) and not hasattr(tokenizer, "__fspath__"):
-        return tokenizer
-    from tracemask.render.tokenizer import Tokenizer
-
-    return Tokenizer.load(tokenizer)
-
-
-def _template(template: Any, tokenizer: Tokenizer | None) -> Template | None:
-    if template is None and tokenizer is not None:
-        template = tokenizer.chat_template
-    if not isinstance(template, str):
-        return template
-    from tracemask.render.template import Template
-
-    strings = tokenizer.token_strings if tokenizer is not None else {}
-    return Template(template, tokens=strings)

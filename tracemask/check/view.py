@@ -2,29 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 
-from tracemask.check.block import IGNORED, Block
+from tracemask.check.block import Block
 from tracemask.check.context import Run
+from tracemask.check.convention import Convention, convention_of, mask_of
 from tracemask.check.grammar import Grammar
 from tracemask.check.lens import Lens, Runs
 from tracemask.check.rule import Need
-from tracemask.check.turns import NOWHERE, Turns, Votes, find_turns, infer_authors, matches, vote
+from tracemask.check.turns import Turns, Votes, find_turns, infer_authors, matches, vote
 from tracemask.core.vocab import Author, Role
-
-DECIDED = 0.99  # share of labels that must match ids at one shift
-MARGIN = 0.10  # and by how much that shift must win
-
-
-@dataclass(frozen=True, slots=True)
-class Convention:
-    """Per row: `shift` d where labels[t] = ids[t + d] (0 or 1 or −1), 9 where none fits, and whether it is decided."""
-
-    shift: np.ndarray
-    decided: np.ndarray
 
 
 class View:
@@ -90,32 +79,7 @@ class View:
     @cached_property
     def convention(self) -> Convention | None:
         """How each row's labels stand to its ids; None without labels."""
-        labels, block = self.block.labels, self.block
-        if labels is None:
-            return None
-        ids, on = block.ids, labels != IGNORED
-        shares = []
-        for d in (0, 1, -1):
-            same = np.zeros(len(block), dtype=bool)
-            if d == 1:
-                same[:-1] = labels[:-1] == ids[1:]
-                same[block.offsets[1:][block.sizes > 0] - 1] = True  # the last label speaks of a token beyond the row
-            elif d == -1:
-                same[1:] = labels[1:] == ids[:-1]
-                same[block.offsets[:-1][block.sizes > 0]] = True
-            else:
-                same = labels == ids
-            shares.append(np.bincount(block.row_of[on & same], minlength=len(block.rows)))
-        total = np.bincount(block.row_of[on], minlength=len(block.rows))
-        share = np.array(shares) / np.maximum(total, 1)
-        best = share.argmax(axis=0)
-        top = share[best, np.arange(len(total))]
-        second = np.sort(share, axis=0)[-2]
-        fits = (top >= DECIDED) & ((best == 0) | (top - second >= MARGIN))
-        shift = np.where(fits, np.array([0, 1, -1])[best], 9)
-        few = total < 4
-        shift = np.where(few & (share[0] == 1), 0, shift)
-        return Convention(shift.astype(np.int8), (total > 0) & (~few | (shift == 0)))
+        return convention_of(self.block)
 
     @cached_property
     def mask(self) -> np.ndarray | None:
@@ -125,27 +89,11 @@ class View:
             values = block.column(name)
             if values is not None:
                 return values.astype(bool) if values.dtype != bool else values
-        labels = block.labels
-        if labels is not None:
-            return self._from_labels(labels)
+        if self.convention is not None:
+            return mask_of(block, self.convention)
         if block.weights:
             return np.logical_or.reduce([np.nan_to_num(stream) != 0 for stream in block.weights.values()])
         return None
-
-    def _from_labels(self, labels: np.ndarray) -> np.ndarray:
-        block, on = self.block, labels != IGNORED
-        convention = self.convention
-        assert convention is not None
-        for d in (1, -1):
-            rows = convention.shift == d
-            if rows.any():
-                moved = np.zeros_like(on)
-                if d == 1:
-                    moved[1:] = on[:-1] & (block.row_of[1:] == block.row_of[:-1])
-                else:
-                    moved[:-1] = on[1:] & (block.row_of[1:] == block.row_of[:-1])
-                on = np.where(rows[block.row_of], moved, on)
-        return on
 
     @cached_property
     def trained(self) -> np.ndarray:
@@ -368,8 +316,3 @@ class View:
         if self.run.lens is None:
             return np.zeros(len(self.block.rows), dtype=bool)
         return wrong_rows(self)
-
-    @property
-    def votes_abstain(self) -> int:
-        """The value of a vote that abstains."""
-        return NOWHERE

@@ -4,6 +4,6 @@ SUBJECTS = (
     "lengths", "prefix", "traces", "rendering",
     "ids", "canonical", "openers", "content",
     "masks", "shift", "labels", "authors",
-    "logprobs", "scores", "statistics", "groups",
+    "logprobs", "scores", "statistics", "groups", "completions", "advantages",
     "shards", "repeats", "packing", "weights",
 )  # fmt: skip

@@ -9,8 +9,8 @@ import numpy as np
 
 from tracemask.check.context import Run
 from tracemask.check.finding import WARNING, Finding
+from tracemask.check.rollouts import hash_of
 from tracemask.check.rule import Need, rule
-from tracemask.check.rules.groups import hash_of
 from tracemask.check.view import View
 
 

@@ -1,0 +1,96 @@
+"""Rules about stored advantages: do they follow from the rewards."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import numpy as np
+
+from tracemask.check.context import Run
+from tracemask.check.finding import ERROR, WARNING, Finding
+from tracemask.check.rollouts import Groups, gather, heads, place_of
+from tracemask.check.rule import Need, rule
+from tracemask.check.view import View
+
+Formula = Callable[[np.ndarray], np.ndarray]
+
+
+def _formulas() -> dict[str, Formula]:
+    def scaled(ddof: int, eps: float) -> Formula:
+        def value(r: np.ndarray) -> np.ndarray:
+            return (r - r.mean()) / (r.std(ddof=ddof) + eps) if len(r) > ddof else np.zeros_like(r)
+
+        return value
+
+    out: dict[str, Formula] = {
+        "r - mean": lambda r: r - r.mean(),
+        "r": lambda r: r,
+        "leave-one-out": lambda r: (r - r.mean()) * len(r) / max(len(r) - 1, 1),
+        "(r - mean) / mean": lambda r: (r - r.mean()) / r.mean() if r.mean() > 0 else np.zeros_like(r),
+    }
+    for ddof in (0, 1):
+        for eps in (0.0, 1e-8, 1e-6, 1e-4):
+            out[f"(r - mean) / (std{ddof} + {eps:g})"] = scaled(ddof, eps)
+    return out
+
+
+def _matches(formula: Formula, rewards: np.ndarray, advantages: np.ndarray) -> np.ndarray:
+    with np.errstate(divide="ignore", invalid="ignore"):
+        value = np.nan_to_num(formula(rewards))
+    return np.abs(value - advantages) <= 1e-4 * np.maximum(1, np.abs(value))
+
+
+def _recompute_finish(run: Run) -> Iterator[Finding]:
+    groups: Groups = run.state("groups", Groups)
+    cases = []
+    for name, members in groups.by_id.items():
+        known = [m for m in heads(members) if m.reward is not None and m.advantage is not None]
+        if len(known) >= 2 and len(known) == len(heads(members)):
+            rewards = np.array([m.reward for m in known], dtype=np.float64)
+            cases.append((name, known, rewards, np.array([m.advantage for m in known], dtype=np.float64)))
+    varied = [case for case in cases if np.ptp(case[2]) > 0]
+    if not varied:
+        return
+    formulas = _formulas()
+    right = {
+        key: sum(bool(_matches(formula, rewards, given).all()) for _, _, rewards, given in varied)
+        for key, formula in formulas.items()
+    }
+    best = max(right, key=lambda key: right[key])
+    if right[best] < 0.5 * len(varied):
+        if len(varied) >= 2 and not right[best]:
+            text = f"no known estimator gives the advantages of any of {len(varied)} groups"
+            yield Finding("TM408", text, place_of(varied[0][1][0]), WARNING, "unknown estimator")
+        return
+    for name, known, rewards, given in cases:
+        wrong = np.flatnonzero(~_matches(formulas[best], rewards, given))
+        if len(wrong):
+            first = known[int(wrong[0])]
+            text = f"group {name}: {len(wrong)} advantages are not {best} of the rewards, as in the other groups"
+            yield Finding("TM408", text, place_of(first), data={"group": name, "formula": best})
+
+
+@rule(
+    "TM408",
+    "advantage-does-not-recompute",
+    ERROR,
+    needs=(Need.REWARDS, Need.GROUPS, Need.ADVANTAGES),
+    finish=_recompute_finish,
+)
+def advantage_recomputes(view: View) -> Iterator[Finding]:
+    """A group's advantages are not what its rewards give.
+
+    **What it does.** Finds the estimator that explains most groups (r − mean, divided by a standard deviation of either
+    kind with the usual ε, leave-one-out, reward itself, r / mean − 1) and reports the groups that it does not explain.
+
+    **Why it is bad.** Rows were lost, repeated or moved between groups after the advantages were computed, or rewards
+    changed: the signs may be wrong.
+
+    **Example.** A filter dropped two of eight rollouts; the other six keep advantages from the mean of eight.
+
+    **How to fix.** Compute advantages last, from what is trained; our shards keep rewards and let the recipe do it.
+
+    **Limits.** Where no known estimator explains half of the groups, this is one warning at most: yours may be another.
+    """
+    gather(view)
+    return iter(())
