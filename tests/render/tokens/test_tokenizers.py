@@ -125,7 +125,9 @@ def test_a_backend_that_disagrees_is_refused_and_the_other_named() -> None:
 
 
 @pytest.mark.real
-@pytest.mark.parametrize("name", REAL)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow) if name in ("llama3_1", "gptoss") else name for name in REAL]
+)
 def test_gigatoken_gives_the_same_samples(
     name: str, real_tokenizer: Callable[[str], Path], real_templates: dict[str, str]
 ) -> None:
