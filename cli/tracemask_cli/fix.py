@@ -29,6 +29,7 @@ def command(
     """
     from tracemask.check.fix import fix_dataset
     from tracemask.check.rule import matching
+    from tracemask.check.sources import template_source
     from tracemask.store.reader import open_dataset
     from tracemask_cli.check import _columns, _split
 
@@ -37,7 +38,7 @@ def command(
 
         raise UsageError("TM900", what="nowhere to write to", fix="give --out FOLDER, or --diff to look only")
     opened = open_dataset(dataset, columns=_columns(columns) or None)
-    source = Path(template).read_text(encoding="utf-8") if template else None
+    source = template_source(template)
     codes = matching(_split(select)) if select else ()
     fixer = fix_dataset(opened, tokenizer=tokenizer, template=source, codes=codes, unsafe=unsafe_fixes)
     kept = _apply(opened, fixer, out, diff)

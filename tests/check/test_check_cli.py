@@ -185,3 +185,20 @@ def test_a_log_with_broken_lines_is_checked_and_both_are_named(tmp_path, monkeyp
     assert "log.jsonl:3" in result.stdout and "invalid JSON" in result.stdout
     assert "log.jsonl:4" in result.stdout and "messages[0].role" in result.stdout and "narrator" in result.stdout
     assert "Traceback" not in result.stdout
+
+
+def test_a_missing_template_file_is_a_coded_error(data, tmp_path):
+    for verb in (["check", data], ["fix", data, "--diff"]):
+        with pytest.raises(TracemaskError) as caught:
+            run(*verb, "-t", SMALL, "--template", tmp_path / "no.jinja")
+        assert caught.value.code == "TM901"
+
+
+def test_a_log_beside_the_rows_lets_the_rules_about_messages_run(data, tmp_path):
+    log = tmp_path / "log.jsonl"
+    orphan = {"role": "tool", "tool_call_id": "c", "content": "x"}
+    turns = [{"role": "user", "content": "q"}, orphan, {"role": "assistant", "content": "a"}]
+    log.write_text(json.dumps({"messages": turns}) + "\n")
+    result = check(data, "--traces", log, "--select", "TM1")
+    assert result.exit_code == 1 and "TM105 orphan-tool-result" in result.stdout
+    assert "TM105" not in check(data, "--select", "TM3").stdout

@@ -31,7 +31,7 @@ def check_paths(
     for path in paths:
         if "://" not in path and not Path(path).exists():
             raise UsageError("TM901", where=path, what="no such file or folder", fix="check the path")
-    template = Path(settings.template).read_text(encoding="utf-8") if settings.template else None
+    template = template_source(settings.template)
     if any(is_log(path) for path in paths):
         return _check_logs(paths, settings, template, baseline_out)
     wanted: Any = paths[0] if len(paths) == 1 else list(paths)
@@ -43,6 +43,18 @@ def check_paths(
         traces=_traces([traces]) if traces else (),
         baseline_out=baseline_out,
     )
+
+
+def template_source(path: str | None) -> str | None:
+    """The Jinja source in a file. UsageError TM901: no such file; TM900: not text."""
+    if path is None:
+        return None
+    if not Path(path).is_file():
+        raise UsageError("TM901", where=path, what="no such template file", fix="check --template")
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        raise UsageError("TM900", where=path, what="the template is not UTF-8", fix="give a Jinja file") from None
 
 
 def is_log(path: str) -> bool:
