@@ -37,7 +37,7 @@ def command(
         names = {group.rule.code: group.rule.name for group in result.groups}
         found = {(group.rule.code, group.cause or ""): (group.findings, group.rows) for group in result.groups}
     view = Page(
-        title=title or Path(dataset).name,
+        title=title or Path(dataset).resolve().name,
         tokenizer=loaded,
         weigh=weigh,
         scales=scales(data, weigh),

@@ -119,7 +119,7 @@ def hostile(folder: Path) -> Path:
         {"id": ":smile:\u001b[31m\u202e", "input_ids": [1, 2, 3], "mask": [0, 1, 1], "reward": 1},
         {"id": "b\nforged", "input_ids": [1, -1, 99999999999], "mask": [0, 1, 1], "reward": "0"},
         {"id": "\ud800", "input_ids": [1, 2], "mask": [0, 1], "reward": None, "logprobs": [None, float("-inf")]},
-        {"id": 10**30, "input_ids": [1, 2], "labels": [3], "mask": [0, 1], "reward": 0.5},
+        {"id": 10**30, "input_ids": [1, 2], "mask": [0, 1], "reward": 0.5},
     ]
     file.write_text("".join(json.dumps(record) + "\n" for record in records))
     return file
@@ -256,3 +256,8 @@ def test_the_same_bytes_whatever_the_hash_seed(shards, tmp_path, verb):
         files = [out] if out.is_file() else sorted(file for file in out.rglob("*") if file.is_file())
         found.append([(file.name if out.is_dir() else "", file.read_bytes()) for file in files])
     assert found[0] == found[1] == found[2]
+
+
+def test_the_folder_one_stands_in_gives_the_page_its_title(shards):
+    assert tracemask("report", ".", "--no-check", "-o", "../r.html", cwd=shards).returncode == 0
+    assert "<title>shards — tracemask</title>" in (shards.parent / "r.html").read_text(encoding="utf-8")

@@ -208,3 +208,16 @@ def test_an_author_that_is_no_code_is_refused(codes):
 def test_a_list_that_no_part_of_the_recipe_reads_may_have_any_length():
     row = make_row(0, [PROMPT, reply(2)], columns={"reward": np.ones(1), "logprob": np.ones(2, np.float32)})
     assert lay_step(Recipe.load("reinforce"), [row], [1.0]).counts == {"rl": 2}
+
+
+def test_missing_names_are_rollouts_of_their_own_in_a_step_too():
+    nan = float("nan")
+    rows = [make_row(at, [PROMPT, reply(2)], trace_id=nan, group_id=nan, task_id=None) for at in range(2)]
+    step = lay_step(Recipe.load("reinforce"), rows, [1.0, 0.0])
+    assert [laid.rollout for laid in step.rows] == [0, 1]
+    assert [laid.group for laid in step.rows] == [0, 1]
+
+
+def test_more_groups_per_step_than_there_are_is_one_step(tmp_path):
+    data = written(tmp_path / "in", [make_row(at, [PROMPT, reply(2)], id=f"{at}", reward=1.0) for at in range(2)])
+    assert materialize(data, "reinforce", str(tmp_path / "out"), groups_per_step=10**30).steps == 1

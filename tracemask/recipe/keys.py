@@ -11,6 +11,7 @@ import numpy as np
 from tracemask.core.errors import RecipeError
 from tracemask.recipe.advantage import REASONS, Advantages
 from tracemask.recipe.model import PER_TOKEN, Recipe
+from tracemask.recipe.rollouts import as_label
 from tracemask.recipe.token_advantage import branch_means, token_advantage
 from tracemask.store.row import Row
 
@@ -46,8 +47,10 @@ def step_keys(recipe: Recipe, rows: Sequence[Row], advantages: Sequence[float] |
     by = (recipe.group.by,) if recipe.group.by else ("group_id", "task_id")
     for number, (row, value) in enumerate(zip(rows, advantages, strict=True)):
         trace = row.scalars.get("trace_id") if recipe.group.rollout == "trace" else None
+        trace = as_label(trace, name="trace_id", where=f"row {row.index}")
         rollout = rollouts.setdefault(("", number) if trace is None else trace, len(rollouts))
-        names = [(name, row.scalars[name]) for name in by if row.scalars.get(name) is not None]
+        names = [(name, as_label(row.scalars.get(name), name=name, where=f"row {row.index}")) for name in by]
+        names = [each for each in names if each[1] is not None]
         group = groups.setdefault(names[0] if names else ("", rollout), len(groups))
         keys.append(RowKey(rollout, group, float(value)))
     return keys

@@ -90,7 +90,8 @@ class _Plan:
         token_bytes: TokenBytes | None,
     ) -> None:
         self.recipe, self.dataset, self.advantages = recipe, dataset, advantages
-        self.groups_per_step = groups_per_step or max(advantages.n_groups, 1)
+        every = max(advantages.n_groups, 1)
+        self.groups_per_step = min(groups_per_step or every, every)
         self.tallies: dict[int, dict[str, Tally]] = {}
         self.selected: Counter[str] = Counter(dict.fromkeys(recipe.components, 0))
         self.dropped: Counter[str] = Counter()
