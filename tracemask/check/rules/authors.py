@@ -89,6 +89,7 @@ def prompt_trained(view: View) -> Iterator[Finding]:
     if view.run.grammar is not None:
         wrong &= ~after_stop(view) & ~prefilled(view)
     for row, token, count in block.first_per_row(np.flatnonzero(wrong)):
-        who = Author(int(author[block.offsets[row] + token])).label
+        code = int(author[block.offsets[row] + token])
+        who = Author(code).label if code < len(Author) else f"author code {code}"
         text = f"{count} token{'s' if count > 1 else ''} in the loss that the policy did not write (first: {who})"
         yield block.finding("TM307", row, text, token=token, cause=who, tokens=count)

@@ -164,7 +164,7 @@ def _closed_at_limit(view: View) -> np.ndarray:
     """bool[R]: the engine says length, but the policy had just ended its turn."""
     block = view.block
     limited = np.array([str(reason) in _LIMITS for reason in block.scalar("stop")], dtype=bool)
-    if view.run.lens is None or view.mask is None or not limited.any():
+    if view.run.lens is None or view.mask is None or not limited.any() or not len(block):
         return np.zeros(len(block.rows), dtype=bool)
     stops = view.grammar.stops if view.run.grammar is not None else view.lens.stops
     closed = np.zeros(len(block.rows), dtype=bool)
