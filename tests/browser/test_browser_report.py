@@ -21,6 +21,19 @@ from report_rows import make_row
 
 pytestmark = pytest.mark.browser
 SMALL = Path(__file__).parents[2] / "fixtures" / "tokenizers" / "small"
+WORST_CONTRAST = """() => {
+  const channel = (x) => { x /= 255; return x <= .03928 ? x / 12.92 : ((x + .055) / 1.055) ** 2.4; };
+  const luminance = (color) => {
+    const [r, g, b] = color.match(/[\\d.]+/g).slice(0, 3).map(channel);
+    return .2126 * r + .7152 * g + .0722 * b;
+  };
+  const page = getComputedStyle(document.body).backgroundColor;
+  return Math.min(...[...document.querySelectorAll('.seg .text')].map((element) => {
+    const style = getComputedStyle(element), own = style.backgroundColor;
+    const back = luminance(own === 'rgba(0, 0, 0, 0)' ? page : own), fore = luminance(style.color);
+    return (Math.max(back, fore) + .05) / (Math.min(back, fore) + .05);
+  }));
+}"""
 HOSTILE = "<b>bold</b></script><script>document.title='owned'</script>\u202e\x1b[2J"
 
 
@@ -57,7 +70,8 @@ def opened(browser, small, tmp_path):
         tab = browser.new_page(viewport={"width": 1280, "height": 900})
         problems: list[str] = []
         requests: list[str] = []
-        tab.on("console", lambda message: problems.append(message.text) if message.type in ("error", "warning") else None)
+        loud = ("error", "warning")
+        tab.on("console", lambda said: problems.append(said.text) if said.type in loud else None)
         tab.on("pageerror", lambda error: problems.append(str(error)))
         tab.on("request", lambda request: requests.append(request.url))
         tab.goto(file.as_uri())
@@ -148,14 +162,7 @@ def test_a_finding_links_to_its_token(opened, small):
 def test_text_can_be_read_in_light_and_dark(opened, small, scheme):
     tab, _, _ = opened(rows_of(small))
     tab.emulate_media(color_scheme=scheme)
-    ratio = tab.evaluate(
-        """() => {
-        const lum = (c) => { const v = c.match(/[\\d.]+/g).slice(0, 3).map((x) => { x /= 255; return x <= .03928 ? x / 12.92 : ((x + .055) / 1.055) ** 2.4; }); return .2126 * v[0] + .7152 * v[1] + .0722 * v[2]; };
-        const back = lum(getComputedStyle(document.body).backgroundColor);
-        return Math.min(...[...document.querySelectorAll('.seg .text')].map((e) => {
-          const on = getComputedStyle(e).backgroundColor, b = on === 'rgba(0, 0, 0, 0)' ? back : lum(on), f = lum(getComputedStyle(e).color);
-          return (Math.max(b, f) + .05) / (Math.min(b, f) + .05); })); }"""
-    )
+    ratio = tab.evaluate(WORST_CONTRAST)
     assert ratio >= 4.5
 
 

@@ -41,7 +41,8 @@ def place(tmp_path):
 
 @pytest.mark.parametrize("name", [name for name, page in zip(NAMES, PAGES, strict=True) if commands(page)])
 def test_documented_commands_run(name, place):
-    environment = os.environ | {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}", "NO_COLOR": "1"}
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    environment = os.environ | {"PATH": path, "NO_COLOR": "1"}
     for command in commands(ROOT / name):
         if command.startswith(("pip ", "git ", "cd ")):
             continue
