@@ -32,4 +32,3 @@ def prepare(source: Iterable[Trace] | Dataset | str, recipe: Recipe | str, **opt
     from tracemask.train.loader import prepare
 
     return prepare(source, recipe, **options)
-
