@@ -46,7 +46,7 @@ class Finding:
     place: Place = field(default_factory=Place)
     severity: Severity | None = None  # None: the rule's own
     cause: str | None = None
-    data: dict[str, object] = field(default_factory=dict)
+    data: dict[str, object] = field(default_factory=dict[str, object])
 
     def to_json(self) -> dict[str, object]:
         """A plain dict for JSON; None fields are left out of the place."""
