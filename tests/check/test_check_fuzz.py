@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import numpy as np
+from check_make import SMALL, Foreign, Rows
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from check_make import SMALL, Foreign, Rows
 from tracemask.check.fix import fix_dataset
 from tracemask.check.formats import FORMATS
 from tracemask.check.runner import check_dataset
@@ -45,7 +45,8 @@ def rows(draw, ours):
             columns["attention_mask"] = np.array(draw(flags), np.int64)
         scalars = {
             "trace_id": draw(st.sampled_from([None, "a", "b"])), "group_id": draw(st.sampled_from([None, "g", 1])),
-            "reward": draw(st.sampled_from([None, 0.0, 1.0, float("nan")])), "advantage": draw(st.sampled_from([None, 0.5])),
+            "reward": draw(st.sampled_from([None, 0.0, 1.0, float("nan")])),
+            "advantage": draw(st.sampled_from([None, 0.5])),
             "truncated": draw(st.booleans()), "fork_row": draw(st.sampled_from([None, 0])),
             "fork_position": draw(st.sampled_from([None, 0, 3, 99])), "stop": draw(st.sampled_from([None, "length"])),
             "branch": index, "fidelity": draw(st.sampled_from([None, "messages", "exact"])),

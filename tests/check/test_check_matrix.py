@@ -89,6 +89,6 @@ def test_findings_do_not_depend_on_how_rows_are_cut_into_blocks():
         planted = plant(data)
         if planted is None:
             continue
-        cut = replace(planted.settings, block_tokens=900)
+        cut = replace(planted.settings, block_tokens=4000)
         whole = found(planted.bad, data, settings=planted.settings, template=planted.template)
         assert found(planted.bad, data, settings=cut, template=planted.template) == whole, code
