@@ -124,9 +124,9 @@ class Reading:
         return segment if segment < full and self._shows_context(segment, k) and self._whole(segment, k) else own
 
     def _with_prompt(self, k: int, end: int) -> int:
-        """`end`, or the prompt's own render where the prompt is not a prefix (R1 prompts with an opened <think>)."""
+        """`end`, or the prompt's own render where no other begins with the prompt (R1 prompts with an opened <think>)."""
         region = self.region(end, k)
-        if region is not None and region.prompted:
+        if region is not None and region.prompted and (end != k + 1 or self._own_shows_context(k)):
             return end
         try:
             self.layout(~k)
@@ -152,6 +152,18 @@ class Reading:
             return False
         self._settled[end] = k
         return True
+
+    def _own_shows_context(self, k: int) -> bool:
+        """Reply k's own render begins as its prompt was: gpt-oss drops earlier analysis as soon as an answer follows."""
+        if self.stability.stable(self.conversation, within=True):
+            return True
+        self.conversation.counter.fallbacks += 1
+        try:
+            context = self.conversation.layout(k, prompt=True).text
+        except RenderError:
+            return True
+        region = self.region(k + 1, k)
+        return region is not None and self.conversation.layout(k + 1).text[: region.prompt_end] == context
 
     def _trusted(self, end: int, k: int) -> bool:
         """The template only appends, and nothing that stands before reply k in this render was dropped since."""

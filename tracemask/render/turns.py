@@ -276,7 +276,16 @@ def _kind(conversation: Conversation, k: int) -> tuple[object, ...]:
         bool(message.get("reasoning_content") or message.get("reasoning") or message.get("thinking")),
         bool(message.get("tool_calls")),
         bool(message.get("content")),
+        _caller_spoke(conversation, k),
     )
+
+
+def _caller_spoke(conversation: Conversation, k: int) -> bool:
+    """The reply whose tools answered just before message k has content too: Gemma 4 closes such a turn."""
+    at = k - 1
+    while at >= 0 and conversation.chat[at].get("role") == "tool":
+        at -= 1
+    return 0 <= at < k - 1 and bool(conversation.chat[at].get("content"))
 
 
 def _common_prefix(left: str, right: str) -> int:
