@@ -18,7 +18,8 @@ from torch.distributed.tensor import DTensor
 from tracemask.train.build import build
 from tracemask.train.config import TrainConfig
 from tracemask.train.distributed import World, clip, launched
-from tracemask.train.trainer import accumulate, loader_of, padded, train
+from tracemask.train.trainer import loader_of, train
+from tracemask.train.update import accumulate, padded
 
 
 def settings(folder: Path, mode: str, model: str, **changes: Any) -> TrainConfig:

@@ -13,7 +13,8 @@ from tracemask.core.vocab import Author
 from tracemask.recipe import Recipe
 from tracemask.store.reader import open_dataset
 from tracemask.train.distributed import World
-from tracemask.train.loader import Loader, MemoryRows, Policy
+from tracemask.train.loader import Loader, Policy
+from tracemask.train.sources import MemoryRows
 
 RUNS = [  # steps taken before each stop → the records each run sees
     ([3, 3], [[0, 1, 2], [3, 4, 5], [6, 7, 8, 9]]),

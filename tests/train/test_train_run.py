@@ -22,7 +22,8 @@ from tracemask.train.build import build
 from tracemask.train.config import TrainConfig
 from tracemask.train.distributed import World
 from tracemask.train.loader import prepare
-from tracemask.train.trainer import StepReport, accumulate, dry_run, loader_of, padded, train
+from tracemask.train.trainer import StepReport, dry_run, loader_of, train
+from tracemask.train.update import accumulate, padded
 
 UNTIMED = ("seconds", "tokens_per_second")
 

@@ -116,22 +116,13 @@ def score(
 
     dataset = open_dataset(data)
     if dataset.kind != "tracemask":
-        raise UsageError(
-            "TM501", where=data, what="score writes our shards, and this is foreign data", fix="convert it"
-        )
-    column = f"{As(as_).value}_logprob"
-    network: Any = load(model, dtype=torch.float64 if dtype == "float64" else torch.float32)
-    vocab = int(text_config(network.config).vocab_size)
-    if int(dataset.metadata.get("vocab_size") or 0) > vocab:
-        what = f"the model knows {vocab} ids, the shards' tokenizer has {dataset.metadata['vocab_size']}"
-        raise TrainError("TM506", where=model, what=what, fix="score with a model of the same tokenizer")
-    probe(network, vocab=vocab)
+        raise UsageError("TM501", where=data, what="score writes our shards; this is foreign data", fix="convert it")
+    network = _network(model, dtype, int(dataset.metadata.get("vocab_size") or 0))
     scorer = Scorer(dataset, network, which=Which(which), tokens_per_batch=tokens_per_batch)
-    found, gaps = Scored(out, column), []
+    found, gaps = Scored(out, f"{As(as_).value}_logprob"), []
 
     def columns(row: Row) -> dict[str, np.ndarray]:
-        values = scorer(row.index)
-        sampler = row.get("logprob")
+        values, sampler = scorer(row.index), row.get("logprob")
         found.rows += 1
         found.tokens += int(np.isfinite(values).sum())
         if sampler is not None:
@@ -139,14 +130,25 @@ def score(
             gaps.append(np.abs(values[both] - sampler[both]))
         if observer is not None:
             observer(found.rows)
-        return {column: values}
+        return {found.column: values}
 
-    config = {"score": column, "model": _identity(model), "which": Which(which).value, "dtype": dtype}
+    config = {"score": found.column, "model": _identity(model), "which": Which(which).value, "dtype": dtype}
     add_columns(dataset, out, columns, config=config, force=force)
     gap = np.concatenate(gaps) if gaps else np.empty(0)
     if len(gap):
         found.compared, found.mean_gap, found.max_gap = len(gap), float(gap.mean()), float(gap.max())
     return found
+
+
+def _network(model: str, dtype: str, needed: int) -> Any:
+    """The model, which must know `needed` ids (TM506) and be exact over packed rows (TM960)."""
+    network: Any = load(model, dtype=torch.float64 if dtype == "float64" else torch.float32)
+    vocab = int(text_config(network.config).vocab_size)
+    if needed > vocab:
+        what = f"the model knows {vocab} ids, the shards' tokenizer has {needed}"
+        raise TrainError("TM506", where=model, what=what, fix="score with a model of the same tokenizer")
+    probe(network, vocab=vocab)
+    return network
 
 
 def _identity(model: str) -> str:

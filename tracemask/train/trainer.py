@@ -9,11 +9,10 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 
@@ -22,15 +21,16 @@ from tracemask.core.finding import Finding
 from tracemask.core.fingerprint import fingerprint
 from tracemask.recipe import Recipe
 from tracemask.train import checkpoint, schedule
-from tracemask.train.batching import dummy
 from tracemask.train.build import Policies, build, recipe_of
-from tracemask.train.config import OldLogprobs, TrainConfig
-from tracemask.train.distributed import World, clip, is_ddp, launched, no_sync
+from tracemask.train.config import TrainConfig
+from tracemask.train.distributed import World, clip, launched
 from tracemask.train.dry_run import Plan, plan_run
 from tracemask.train.follow import Follower
-from tracemask.train.loader import Loaded, Loader, Policy, rows_of
-from tracemask.train.metrics import JsonLines, Pairs, TensorBoard, add, means
-from tracemask.train.step import Work, count_kept, read_logprobs
+from tracemask.train.loader import Loaded, Loader, Policy
+from tracemask.train.metrics import JsonLines, TensorBoard, means
+from tracemask.train.sources import rows_of
+from tracemask.train.step import Work
+from tracemask.train.update import accumulate, padded, with_old
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.float32, "float64": torch.float64}  # of parameters and batches
 
@@ -189,7 +189,7 @@ class _Run:
         values: dict[str, float] = dict(loaded.facts)
         if any(loaded.counts.values()):
             works = self.policies.with_reference(works, self.world)
-            works, values["old_at_start"] = self._with_old(works)
+            works, values["old_at_start"] = with_old(self.module, works, self.config, self.loader)
             for update in range(self.config.updates_per_batch):
                 values |= self._update(works, index * self.config.updates_per_batch + update)
         else:
@@ -202,29 +202,6 @@ class _Run:
             "tokens_per_second": loaded.facts["tokens"] / seconds,
         }
         return loaded, values
-
-    def _with_old(self, works: list[Work]) -> tuple[list[Work], float]:
-        """Old log-probs as configured: the shard's, the sampler's, or read here; and whether they were read."""
-        how = self.config.old
-        if "old" not in self.recipe.needs:
-            return works, 0.0
-        if how is OldLogprobs.SAMPLER:
-            return [replace(one, batch=replace(one.batch, old_logprob=None)) for one in works], 0.0
-        if how is OldLogprobs.SHARD:
-            return works, 0.0
-        read = how is OldLogprobs.START or self.config.updates_per_batch > 1
-        if how is OldLogprobs.AUTO:
-            stored = not self.world.largest(sum(_lacks(one, self.recipe, "old_logprob") for one in works))
-            sampled = not self.world.largest(sum(_lacks(one, self.recipe, "sampler_logprob") for one in works))
-            read = not stored and (read or not sampled)
-            if not stored and not read:
-                works = [replace(one, batch=replace(one.batch, old_logprob=None)) for one in works]
-        if not read:
-            return works, 0.0
-        fresh = [read_logprobs(self.module, one).to(self.loader.dtype) for one in works]
-        return [
-            replace(one, batch=replace(one.batch, old_logprob=lp)) for one, lp in zip(works, fresh, strict=True)
-        ], 1.0
 
     def _update(self, works: list[Work], update: int) -> dict[str, float]:
         """One optimizer step over all micro-batches; the metrics of this pass."""
@@ -306,53 +283,8 @@ class _Run:
         return str(folder)
 
 
-def padded(loader: Loader, loaded: Loaded) -> list[Work]:
-    """This rank's micro-batches and as many empty ones as the busiest rank has more. Collective."""
-    missing = loader.world.largest(len(loaded.works)) - len(loaded.works)
-    empty = dummy(list(loader.recipe.components), device=loader.world.device, dtype=loader.dtype)
-    return [*loaded.works, *[empty] * missing]
-
-
-def accumulate(module: nn.Module, works: list[Work], world: World) -> Pairs:
-    """Backward over all micro-batches: gradients become the step's own, over all ranks. Returns this rank's metrics."""
-    pairs: Pairs = {}
-    counts = _kept(module, works, world)
-    undo = float(world.size) if is_ddp(module) else 1.0
-    for at, work in enumerate(works):
-        with no_sync(module, last=at == len(works) - 1):
-            total, output = module(work, entropy=True, counts=counts)
-            (total * undo).backward()
-        add(pairs, output.metrics)
-        add(pairs, {f"{name}/max": (value, 1.0) for name, value in output.maxima.items()})
-        add(pairs, {f"loss/{name}": (one.value, 0.0) for name, one in output.components.items()})
-    return pairs
-
-
-def _kept(module: nn.Module, works: list[Work], world: World) -> dict[str, float] | None:
-    """Denominators of components that count after rejection: one log-prob pass, one all-reduce. Others: None."""
-    recipe: Any = getattr(module, "module", module).recipe
-    late = [name for name, one in recipe.components.items() if one.normalizer.count == "after_rejection"]
-    if not late:
-        return None
-    kept = [count_kept(module, work) for work in works]
-    total = world.add_int(np.asarray([sum(one[name] for one in kept) for name in late], np.int64))
-    return {name: float(max(1, count)) for name, count in zip(late, total.tolist(), strict=True)}
-
-
 def _dump(config: TrainConfig) -> dict[str, Any]:
     return config.model_dump(mode="json")
-
-
-def _lacks(work: Work, recipe: Recipe, name: str) -> int:
-    """1 when a target of a component that compares with the old policy has no such log-prob."""
-    values = getattr(work.batch, name)
-    wanted = torch.zeros(len(work.batch), dtype=torch.bool, device=work.batch.target_id.device)
-    for component, weights in work.batch.weights.items():
-        if "old" in recipe.components[component].needs:
-            wanted |= weights != 0
-    if values is not None:
-        wanted &= torch.isnan(values)
-    return int(wanted.any())
 
 
 def _optimizer(config: TrainConfig, module: nn.Module) -> torch.optim.Optimizer:
