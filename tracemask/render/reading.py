@@ -124,7 +124,7 @@ class Reading:
         return segment if segment < full and self._shows_context(segment, k) and self._whole(segment, k) else own
 
     def _with_prompt(self, k: int, end: int) -> int:
-        """`end`, or the prompt's own render where no other begins with the prompt (R1 prompts with an opened <think>)."""
+        """`end`, or the prompt's own render where none begins with the prompt (R1 prompts with an opened <think>)."""
         region = self.region(end, k)
         if region is not None and region.prompted and (end != k + 1 or self._own_shows_context(k)):
             return end
@@ -154,7 +154,7 @@ class Reading:
         return True
 
     def _own_shows_context(self, k: int) -> bool:
-        """Reply k's own render begins as its prompt was: gpt-oss drops earlier analysis as soon as an answer follows."""
+        """Reply k's own render begins as its prompt: gpt-oss drops earlier analysis as soon as an answer follows."""
         if self.stability.stable(self.conversation, within=True):
             return True
         self.conversation.counter.fallbacks += 1
