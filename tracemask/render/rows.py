@@ -90,6 +90,7 @@ class _Trace:
         else:
             row.append(self._own_words(plan, base, turn))
         row.tail = tail if as_sampled else None
+        row.spoke = (plan.speakers[turn.k].index, row.length)
         self._account(plan, turn, row, first)
         self._drift(plan, base, turn, row, first)
         return row
@@ -135,18 +136,32 @@ class _Trace:
 
     def _exact_context(self, plan: BranchPlan, base: Base, turn: Turn, row: Row, have: int) -> None:
         """Appends the engine's context beyond what the row has, labelled by the render."""
-        ids = turn.prompt_ids[have:] if turn.prompt_ids is not None else np.zeros(0, np.int32)
-        at = 0
-        for region in base.regions.values():
-            if have and region.end <= turn.region.start and region.message < turn.k:
-                at = region.end
-        text = base.layout.text[at : turn.region.prompt_end]
-        stream, differs = align_context(self.tools.tokenizer, self.tools.control, ids, text, at, base.labels)
+        assert turn.prompt_ids is not None
+        at = self._heard(plan, base, turn, row, have)
+        skip = have if at < 0 else 0  # where the row ends in the render is not known: the whole prompt is read
+        ids, text = turn.prompt_ids[have - skip :], base.layout.text[max(at, 0) : turn.region.prompt_end]
+        stream, differs = align_context(self.tools.tokenizer, self.tools.control, ids, text, max(at, 0), base.labels)
+        if skip:
+            stream = stream.cut(skip, len(stream))
+            unknown = np.flatnonzero(stream.origin == Origin.ENGINE)
+            differs = differs - skip if differs >= skip else int(unknown[0]) if len(unknown) else -1
         if differs >= 0:
             changed = max(int((stream.origin == Origin.ENGINE).sum()), 1)
             cause = self._cause(ids, text)
             row.drift.append(Drift(plan.speakers[turn.k].index, cause, row.length + differs, changed, "context"))
         row.append(stream)
+
+    def _heard(self, plan: BranchPlan, base: Base, turn: Turn, row: Row, have: int) -> int:
+        """The character of the base where the row's tokens end, 0 for an empty row; -1 where that is not known."""
+        if have == 0:
+            return 0
+        if row.spoke is None or row.spoke[1] != have:
+            return -1
+        for region in base.regions.values():
+            if region.message < turn.k and plan.speakers[region.message].index == row.spoke[0]:
+                closed = int(row.ids[have - 1]) in self.tools.stop_ids
+                return min(region.end if closed else region.stop, turn.region.prompt_end)
+        return -1
 
     def _cause(self, ids: np.ndarray, text: str) -> str:
         """Why the engine's context is not what the template renders."""

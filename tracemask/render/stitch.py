@@ -18,13 +18,17 @@ from tracemask.render.stream import Base, Stream
 
 @dataclass
 class Row:
-    """One row under construction. tail: (base, tokens) where the row is exactly the first tokens of a base's stream."""
+    """One row under construction. tail: (base, tokens) where the row is exactly the first tokens of a base's stream.
+
+    spoke: (message, tokens) of the last reply added: its index in the trace, the row's length after it.
+    """
 
     number: int
     fork: Fork | None = None
     pieces: list[Stream] = field(default_factory=list)
     owned: list[tuple[int, int]] = field(default_factory=list)
     tail: tuple[Base, int] | None = None
+    spoke: tuple[int, int] | None = None
     drift: list[Drift] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
     fidelities: list[Fidelity] = field(default_factory=list)
