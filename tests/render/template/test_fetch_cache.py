@@ -49,16 +49,21 @@ def test_a_file_of_another_size_is_noticed_and_other_bytes_of_that_size_on_reque
     assert not fetch.complete(folder, version="1", hashes=False)
 
 
-def test_a_missing_registry_client_is_one_line_and_exit_code_2(tmp_path: Path) -> None:
+def test_a_failing_registry_client_is_named_with_its_last_words_and_exit_code_2(tmp_path: Path) -> None:
     copy = tmp_path / "fixtures" / "fetch.py"
     copy.parent.mkdir()
     copy.write_text(SCRIPT.read_text(encoding="utf-8"), encoding="utf-8")
+    client = tmp_path / "bin" / "npm"
+    client.parent.mkdir()
+    client.write_text("#!/bin/sh\necho no such registry >&2\nexit 3\n")
+    client.chmod(0o755)
     done = subprocess.run(
         [sys.executable, str(copy), "--only", "tokenizers"],
         capture_output=True,
         text=True,
-        env={"PATH": "/nonexistent"},
+        env={"PATH": f"{client.parent}:/bin:/usr/bin"},
     )
     assert done.returncode == 2
-    assert done.stderr == "fetch: npm is not installed; it is needed to fetch the fixtures\n"
+    assert "no such registry" in done.stderr
+    assert "Traceback" not in done.stderr
     assert not list((tmp_path / "fixtures" / ".cache").glob("tokenizers/*"))
