@@ -22,12 +22,16 @@ ROOT = Path(__file__).resolve().parents[2]
 TRACEMASK = [sys.executable, "-m", "tracemask_cli.main"]
 
 
-def tracemask(*words: object) -> None:
-    """One command of the product; its words are shown when it fails."""
-    command = [*TRACEMASK, *map(str, words)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        sys.exit(f"{' '.join(command)}\n{done.stdout}{done.stderr}")
+def start(*words: object) -> subprocess.Popen[str]:
+    """One command of the product, running."""
+    return subprocess.Popen([*TRACEMASK, *map(str, words)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def finish(running: subprocess.Popen[str]) -> None:
+    """Wait for it; what it said is shown when it failed."""
+    said, _ = running.communicate()
+    if running.returncode:
+        sys.exit(f"{running.args}\n{said}")
 
 
 def main() -> None:
@@ -71,9 +75,10 @@ def play(options: argparse.Namespace, shards: Path, run: Path) -> list[float]:
         log = options.out / "logs" / f"{name}.jsonl"
         lines = sampler.rollouts(options.rollouts, tokens=options.tokens, group=f"colour-{name}")
         write(lines, log)
-        tracemask("convert", log, "--tokenizer", options.model, "-o", shards / name)
-        tracemask("check", shards / name, "--tokenizer", options.model)
+        finish(start("convert", log, "--tokenizer", options.model, "-o", shards / name))
+        check = start("check", shards / name, "--tokenizer", options.model)  # while the trainer is at work
         sampler.load(run / "model", step=step)
+        finish(check)
         rewards.append(sum(line["reward"] for line in lines) / len(lines))
         answer = lines[0]["messages"][-1]["content"][:50]
         print(f"step {step:2d}  reward {rewards[-1]:.3f}  {time.monotonic() - started:5.1f} s  {answer!r}", flush=True)
