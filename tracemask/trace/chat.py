@@ -49,10 +49,11 @@ def trace_from_chat(
     """See Trace.from_messages."""
     from tracemask.trace.invariants import refuse_broken
 
-    if "id" not in scalars:
-        content = json.dumps([messages, tools], sort_keys=True, default=str)
-        scalars["id"] = hashlib.sha256(content.encode()).hexdigest()[:16]
     converted = messages_from_chat(messages)
+    for name, value in (("tools", tools), *scalars.items()):
+        _refuse_unstorable(value, name)
+    if "id" not in scalars:
+        scalars["id"] = _name_of(messages, tools)
     if scalars.get("truncated") is None:
         scalars["truncated"] = cut_short(converted)
     try:
@@ -62,6 +63,15 @@ def trace_from_chat(
         raise TraceError("TM911", where=field, what=reason, fix="see `tracemask schema trace`") from None
     refuse_broken(trace)
     return trace
+
+
+def _name_of(messages: Sequence[Mapping[str, Any]], tools: list[dict[str, Any]] | None) -> str:
+    """16 hex digits that the content alone decides."""
+    try:
+        content = json.dumps([messages, tools], sort_keys=True, default=str)
+    except TypeError as error:  # keys of several types, which JSON does not have
+        raise TraceError("TM911", where="messages", what=f"no JSON: {error}", fix="use strings as keys") from None
+    return hashlib.sha256(content.encode()).hexdigest()[:16]
 
 
 def cut_short(messages: Sequence[Message]) -> bool | None:
@@ -82,11 +92,18 @@ def messages_from_chat(messages: Any, *, where: str = "messages", clean: bool = 
     out: list[Message] = []
     seen_user = False
     for index, raw in enumerate(cast("Sequence[Any]", messages)):
+        place = f"{where}[{index}]"
         if clean:
-            _refuse_surrogates(raw, f"{where}[{index}]")
-        message = plain_message(raw, index, not seen_user)
-        if message is None:
-            message = message_from_chat(raw, index, where=f"{where}[{index}]", first_user=not seen_user)
+            _refuse_unstorable(raw, place)
+        try:
+            message = plain_message(raw, index, not seen_user)
+            if message is None:
+                message = message_from_chat(raw, index, where=place, first_user=not seen_user)
+        except ValidationError as error:
+            field, reason = first_problem(error)
+            raise TraceError(
+                "TM911", where=f"{place}.{field}", what=reason, fix="see `tracemask schema trace`"
+            ) from None
         seen_user = seen_user or message.role == "user"
         out.append(message)
     return out
@@ -245,8 +262,12 @@ def arguments_of(value: Any, where: str) -> dict[str, Any]:
     return {"raw_arguments": value, "parse_error": f"not an object but {type(parsed).__name__}"}
 
 
-def _refuse_surrogates(value: Any, where: str) -> None:
-    """In-memory text with an unpaired surrogate cannot be tokenized or stored."""
+_DEEP = 200
+"""Levels of containers that a message may nest; every walk over it stays far from Python's own limit."""
+
+
+def _refuse_unstorable(value: Any, where: str, depth: int = 0) -> None:
+    """In-memory values that no JSON text gives: unpaired surrogates cannot be tokenized or stored, rings never end."""
     if isinstance(value, str):
         if not value.isascii():
             try:
@@ -255,13 +276,17 @@ def _refuse_surrogates(value: Any, where: str) -> None:
                 raise TraceError(
                     "TM911", where=where, what=f"lone surrogate at character {error.start}", fix="replace it by U+FFFD"
                 ) from None
+    elif depth > _DEEP:
+        raise TraceError("TM911", where=where.split(".")[0], what="nested too deep", fix=f"at most {_DEEP} levels")
     elif isinstance(value, Mapping):
-        for key, item in cast("Mapping[str, Any]", value).items():
+        for key, item in cast("Mapping[Any, Any]", value).items():
+            if isinstance(key, str) and not key.isascii():
+                _refuse_unstorable(key, f"{where}.{key.encode('ascii', 'backslashreplace').decode()}")
             if not isinstance(item, int | float):
-                _refuse_surrogates(item, f"{where}.{key}")
+                _refuse_unstorable(item, f"{where}.{key}", depth + 1)
     elif isinstance(value, list) and not (value and isinstance(value[0], int | float)):
         for index, item in enumerate(cast("list[Any]", value)):
-            _refuse_surrogates(item, f"{where}[{index}]")
+            _refuse_unstorable(item, f"{where}[{index}]", depth + 1)
 
 
 # ------------------------------------------------------------------------------------------------ trace → chat
