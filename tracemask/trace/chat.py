@@ -26,6 +26,7 @@ from tracemask.trace.model import (
 from tracemask.trace.parse import loads_text
 from tracemask.trace.plain import plain_message
 from tracemask.trace.sampled import sampled_from_fields
+from tracemask.trace.storable import refuse_unstorable
 
 REASONING_KEYS = ("reasoning_content", "reasoning", "thinking")
 _ROLES = {
@@ -51,7 +52,7 @@ def trace_from_chat(
 
     converted = messages_from_chat(messages)
     for name, value in (("tools", tools), *scalars.items()):
-        _refuse_unstorable(value, name)
+        refuse_unstorable(value, name)
     if "id" not in scalars:
         scalars["id"] = _name_of(messages, tools)
     if scalars.get("truncated") is None:
@@ -94,7 +95,7 @@ def messages_from_chat(messages: Any, *, where: str = "messages", clean: bool = 
     for index, raw in enumerate(cast("Sequence[Any]", messages)):
         place = f"{where}[{index}]"
         if clean:
-            _refuse_unstorable(raw, place)
+            refuse_unstorable(raw, place)
         try:
             message = plain_message(raw, index, not seen_user)
             if message is None:
@@ -260,33 +261,6 @@ def arguments_of(value: Any, where: str) -> dict[str, Any]:
     if isinstance(parsed, dict):
         return {"raw_arguments": value, "arguments": parsed}
     return {"raw_arguments": value, "parse_error": f"not an object but {type(parsed).__name__}"}
-
-
-_DEEP = 200
-"""Levels of containers that a message may nest; every walk over it stays far from Python's own limit."""
-
-
-def _refuse_unstorable(value: Any, where: str, depth: int = 0) -> None:
-    """In-memory values that no JSON text gives: unpaired surrogates cannot be tokenized or stored, rings never end."""
-    if isinstance(value, str):
-        if not value.isascii():
-            try:
-                value.encode()
-            except UnicodeEncodeError as error:
-                raise TraceError(
-                    "TM911", where=where, what=f"lone surrogate at character {error.start}", fix="replace it by U+FFFD"
-                ) from None
-    elif depth > _DEEP:
-        raise TraceError("TM911", where=where.split(".")[0], what="nested too deep", fix=f"at most {_DEEP} levels")
-    elif isinstance(value, Mapping):
-        for key, item in cast("Mapping[Any, Any]", value).items():
-            if isinstance(key, str) and not key.isascii():
-                _refuse_unstorable(key, f"{where}.{key.encode('ascii', 'backslashreplace').decode()}")
-            if not isinstance(item, int | float):
-                _refuse_unstorable(item, f"{where}.{key}", depth + 1)
-    elif isinstance(value, list) and not (value and isinstance(value[0], int | float)):
-        for index, item in enumerate(cast("list[Any]", value)):
-            _refuse_unstorable(item, f"{where}[{index}]", depth + 1)
 
 
 # ------------------------------------------------------------------------------------------------ trace → chat
