@@ -413,6 +413,21 @@ def test_counting_after_rejection_divides_by_the_tokens_that_are_left(data: str,
         assert mean == pytest.approx(total / round(left), rel=1e-5)
 
 
+def test_another_tool_s_ids_and_labels_train_as_they_are(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    file = tmp_path / "foreign.jsonl"
+    with file.open("w") as out:
+        for _ in range(6):
+            ids = rng.integers(0, 40, 12).tolist()
+            out.write(json.dumps({"input_ids": ids, "labels": [-100] * 5 + ids[5:]}) + "\n")
+    plain = {"name": "plain", "components": {"ce": {"term": "ce", "normalizer": "token_mean"}}}
+    result = train(config(str(file), tmp_path / "run", recipe=plain, steps=1, groups_per_step=6))
+    assert result.metrics["selected/ce"] == 6 * 7
+    assert result.metrics["loss/ce"] == pytest.approx(np.log(40), rel=0.05)
+    with pytest.raises(RecipeError, match="TM603"):  # the sft preset selects by author, which labels do not say
+        train(config(str(file), tmp_path / "sft", recipe="sft", steps=1))
+
+
 def _observe(into: list[StepReport]) -> Callable[[StepReport], None]:
     return into.append
 

@@ -75,7 +75,8 @@ class Loader:
     ) -> None:
         self.dataset, self.recipe, self.policy = dataset, recipe, policy
         self.world, self.dtype, self.token_bytes = world or World(), dtype, token_bytes
-        self.scalars = dataset.scalars()
+        # foreign data may have no scalar at all, and a column's length is what tells how many rows there are
+        self.scalars = {"trace_id": [None] * len(dataset), **dataset.scalars()}
         self.advantages = compute(recipe, self.scalars)
         self.members = _members(self.advantages.group)
         self.skipped: set[str] = set()
