@@ -9,6 +9,7 @@ import numpy as np
 
 from tracemask.core.finding import Finding
 from tracemask.core.vocab import Author, Origin
+from tracemask.render.columns import engine_columns
 from tracemask.render.conversation import Conversation
 from tracemask.render.encode import Encoder, Mode, Run
 from tracemask.render.labels import Speaker, label
@@ -191,8 +192,6 @@ def _reply(sampled: Sampled | None, speaker: Speaker) -> Reply | None:
         author[span.start : span.end] = Author[span.author.upper()]
     logprob = np.full(count, np.nan, np.float32)
     if sampled.logprobs is not None:
-        logprob[:] = [np.nan if value is None else value for value in sampled.logprobs]
-    columns = {name: np.asarray(values, np.float32) for name, values in sorted(sampled.columns.items())}
-    if sampled.temperature is not None:
-        columns["temperature"] = np.full(count, sampled.temperature, np.float32)
-    return Reply(np.asarray(sampled.token_ids, np.int32), logprob, author, columns)
+        with np.errstate(over="ignore"):  # beyond float32 becomes infinite, which TM404 reports
+            logprob[:] = np.asarray(sampled.logprobs, np.float32)  # None becomes NaN
+    return Reply(np.asarray(sampled.token_ids, np.int32), logprob, author, engine_columns(sampled))

@@ -11,6 +11,7 @@ from tracemask.core.finding import Finding, Place
 from tracemask.core.vocab import Author, Fidelity, Origin, Part
 from tracemask.render.align import align_context
 from tracemask.render.branch import BranchPlan, Turn
+from tracemask.render.columns import finished
 from tracemask.render.control import Control
 from tracemask.render.drift import cause_of_text, common_prefix, compare
 from tracemask.render.encode import Encoder, Mode, Run, byte_to_character
@@ -270,7 +271,7 @@ class _Trace:
             fork=row.fork,
             drift=row.drift,
             findings=row.findings,
-            columns=stream.columns,
+            columns=finished(stream.columns),
             straddling=0 if stream.straddles is None else int(stream.straddles.sum()),
         )
 

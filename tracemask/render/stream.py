@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from tracemask.core.vocab import Author, Origin, Part, Role
+from tracemask.render.columns import blank
 from tracemask.render.encode import Encoded, Encoder, Mode, Run, byte_to_character, concatenated
 from tracemask.render.labels import Labels
 from tracemask.render.layout import Layout
@@ -50,14 +51,14 @@ class Stream:
 
 
 def joined(streams: Sequence[Stream]) -> Stream:
-    """One stream of several, never a view; a column that some lack is NaN there."""
+    """One stream of several, never a view; a column that some lack says nothing there."""
     if len(streams) == 1:
         only = streams[0]
         return replace(only, part=only.part.copy(), columns=dict(only.columns))
-    names = dict.fromkeys(name for stream in streams for name in stream.columns)
+    known = {name: values for stream in streams for name, values in stream.columns.items()}
     columns = {
-        name: np.concatenate([s.columns.get(name, np.full(len(s), np.nan, np.float32)) for s in streams])
-        for name in names
+        name: np.concatenate([s.columns[name] if name in s.columns else blank(like, len(s)) for s in streams])
+        for name, like in known.items()
     }
     parts = [
         np.concatenate([getattr(stream, name) for stream in streams])
@@ -209,7 +210,7 @@ def put_reply(stream: Stream, start: int, reply: Reply) -> None:
     stream.author[start:end] = reply.author
     for name, values in reply.columns.items():
         if name not in stream.columns:
-            stream.columns[name] = np.full(len(stream), np.nan, np.float32)
+            stream.columns[name] = blank(values, len(stream))
         stream.columns[name][start:end] = values
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from tracemask.core.errors import StoreError
 from tracemask.render.sample import Sample
 from tracemask.store.row import Row
-from tracemask.store.schema import TOKEN_COLUMNS, cast
+from tracemask.store.schema import SCALARS, TOKEN_COLUMNS, cast
 from tracemask.trace.model import Trace
 
 
@@ -24,6 +24,9 @@ def of_sample(sample: Sample, trace: Trace, *, index: int = 0) -> Row:
     for name in TOKEN_COLUMNS:
         columns[name] = cast(name, np.asarray(getattr(sample, name)), where=identity)
     for name, values in sorted(sample.columns.items()):
+        if name in TOKEN_COLUMNS or name in SCALARS:
+            what = f"column {name!r} of the engine has the name of a field that every row has"
+            raise StoreError("TM501", where=identity, what=what, fix="rename it where it is recorded")
         columns[name] = cast(name, np.asarray(values), where=identity)
     check_lengths(columns, where=identity)
     return Row(index=index, columns=columns, scalars=_scalars(sample, trace, identity, columns))
