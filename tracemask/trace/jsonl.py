@@ -15,7 +15,7 @@ import orjson
 from pydantic import BaseModel, ValidationError
 
 from tracemask.core.errors import TraceError
-from tracemask.trace.arrays import floats_to_base64, ints_to_base64
+from tracemask.trace.arrays import Packed, floats_to_base64, ints_to_base64
 from tracemask.trace.fields import first_problem
 from tracemask.trace.model import SCHEMA_VERSION, Message, Sampled, Trace
 
@@ -55,6 +55,8 @@ def _plain(value: Any, arrays: Arrays) -> Any:
         return [_plain(item, arrays) for item in items] if items and isinstance(items[0], BaseModel) else items
     if isinstance(value, dict):
         return {key: _plain(item, arrays) for key, item in cast("dict[str, Any]", value).items()}
+    if isinstance(value, Packed) and arrays is Arrays.LIST:
+        return value.tolist()
     return value
 
 

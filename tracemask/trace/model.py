@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, PlainValidator, Strict
+from pydantic import BaseModel, ConfigDict, Field, PlainSerializer, PlainValidator, Strict
 
 from tracemask.core.errors import TraceError
 from tracemask.core.vocab import Fidelity
-from tracemask.trace.arrays import complete_numbers, numbers, token_ids
+from tracemask.trace.arrays import complete_numbers, numbers, plain_list, token_ids
 
 SCHEMA_VERSION = "1.0"
 
@@ -25,9 +25,22 @@ CUT_SHORT = frozenset({"length", "max_tokens", "abort", "aborted", "max_output_t
 Int = Annotated[int, Strict()]
 Float = Annotated[float, Strict()]
 Flag = Annotated[bool, Strict()]
-TokenIds = Annotated[list[int], PlainValidator(token_ids, json_schema_input_type=list[int] | str)]
-Numbers = Annotated[list[float], PlainValidator(complete_numbers, json_schema_input_type=list[float] | str)]
-LogProbs = Annotated[list[float | None], PlainValidator(numbers, json_schema_input_type=list[float | None] | str)]
+# base64 arrays stay packed (trace/arrays.Packed: read like a list, equal to one) unless a value is missing.
+TokenIds = Annotated[
+    Sequence[int],
+    PlainValidator(token_ids, json_schema_input_type=list[int] | str),
+    PlainSerializer(plain_list, return_type=list[int]),
+]
+Numbers = Annotated[
+    Sequence[float],
+    PlainValidator(complete_numbers, json_schema_input_type=list[float] | str),
+    PlainSerializer(plain_list, return_type=list[float]),
+]
+LogProbs = Annotated[
+    Sequence[float | None],
+    PlainValidator(numbers, json_schema_input_type=list[float | None] | str),
+    PlainSerializer(plain_list, return_type=list[float | None]),
+]
 
 
 class Base(BaseModel):

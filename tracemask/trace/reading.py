@@ -258,8 +258,10 @@ class Reading:
     def _count(self, unit: Unit) -> None:
         self.n_units += 1
         self.findings.extend(unit.findings)
-        self.unknown_fields.update(unit.unknown)
-        self.notes.update(unit.notes)
+        if unit.unknown:
+            self.unknown_fields.update(unit.unknown)
+        if unit.notes:
+            self.notes.update(unit.notes)
         for touched in unit.rules:
             self.rules.update(touched.values())
         if unit.error is not None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, cast
 
 from pydantic import ValidationError
 
 from tracemask.core.errors import TraceError
-from tracemask.trace.arrays import numbers, token_ids
+from tracemask.trace.arrays import numbers, plain_list, token_ids
 from tracemask.trace.fields import Fields, first_problem
 from tracemask.trace.model import Sampled
 
@@ -28,15 +29,15 @@ def sampled_from_fields(fields: Fields, *, reason: str | None = None) -> Sampled
     key = next((name for name in ID_KEYS if fields.get(name) is not None), None)
     if key is None:
         return None
-    token_ids = ids_from(fields.take(key), fields.at(f"{key}"))
+    token_ids = _ids(fields.take(key), fields.at(f"{key}"))
     values: dict[str, Any] = {"token_ids": token_ids, "finish_reason": reason or fields.take_str("finish_reason")}
     for name in PROMPT_KEYS:
         if fields.get(name) is not None:
-            values["prompt_ids"] = ids_from(fields.take(name), fields.at(f"{name}"))
+            values["prompt_ids"] = _ids(fields.take(name), fields.at(f"{name}"))
             break
     for name in LOGPROB_KEYS:
         if fields.get(name) is not None:
-            values["logprobs"] = logprobs_from(fields.take(name), len(token_ids), fields.at(f"{name}"))
+            values["logprobs"] = _logprobs(fields.take(name), len(token_ids), fields.at(f"{name}"))
             break
     _scalars(fields, values)
     if values["finish_reason"] is None:
@@ -68,14 +69,18 @@ def _whole(inner: dict[str, Any], where: str) -> Sampled:
     if inner.get("token_ids") is None:
         raise TraceError("TM911", where=f"{where}.token_ids", what="missing")
     values = dict(inner)
-    values["token_ids"] = ids_from(inner["token_ids"], f"{where}.token_ids")
+    values["token_ids"] = _ids(inner["token_ids"], f"{where}.token_ids")
     if inner.get("logprobs") is not None:
-        values["logprobs"] = logprobs_from(inner["logprobs"], len(values["token_ids"]), f"{where}.logprobs")
+        values["logprobs"] = _logprobs(inner["logprobs"], len(values["token_ids"]), f"{where}.logprobs")
     return build_sampled(values, where)
 
 
 def ids_from(value: Any, where: str) -> list[int]:
     """Token ids as a list of int in [0, 2**31); base64 accepted. Raises TraceError TM911."""
+    return plain_list(_ids(value, where))
+
+
+def _ids(value: Any, where: str) -> Sequence[int]:
     try:
         return token_ids(value)
     except ValueError as error:
@@ -87,6 +92,10 @@ def logprobs_from(value: Any, count: int, where: str) -> list[float | None]:
 
     null stays None (missing). Raises TraceError TM911 on another form, TM101 naming both lengths.
     """
+    return plain_list(_logprobs(value, count, where))
+
+
+def _logprobs(value: Any, count: int, where: str) -> Sequence[float | None]:
     found: Any = value
     if isinstance(found, dict):
         found = cast("dict[str, Any]", found).get("content")
