@@ -16,7 +16,9 @@ def run(*arguments: object) -> None:
     """One tracemask command, printed first; a coded failure stops the example."""
     words = [str(argument) for argument in arguments]
     print("\n$ tracemask", *words, flush=True)
-    subprocess.run([sys.executable, "-m", "tracemask_cli.main", *words], check=True)
+    done = subprocess.run([sys.executable, "-m", "tracemask_cli.main", *words])
+    if done.returncode:
+        sys.exit(done.returncode)
 
 
 def main(out: Path) -> None:

@@ -67,9 +67,9 @@ def sample(
                 }
             )
             if call == 0:
-                line["messages"].append({"role": "tool", "content": line["tool"]})
+                line["messages"].append({"role": "user", "content": line["tool"], "author": "environment"})
                 closer = "" if ended else "<|im_end|>"
-                told = f"<|im_start|>tool\n{line['tool']}<|im_end|>\n"
+                told = f"<|im_start|>user\n{line['tool']}<|im_end|>\n"
                 between = f"{closer}\n{told}<|im_start|>assistant\n"
                 context += ids + tokenizer.encode(between, add_special_tokens=False)
     with out.open("w", encoding="utf-8") as file:
