@@ -192,6 +192,6 @@ def _reply(sampled: Sampled | None, speaker: Speaker) -> Reply | None:
         author[span.start : span.end] = Author[span.author.upper()]
     logprob = np.full(count, np.nan, np.float32)
     if sampled.logprobs is not None:
-        with np.errstate(over="ignore"):  # beyond float32 becomes infinite, which TM404 reports
+        with np.errstate(over="ignore"):  # beyond float32 becomes infinite, which check reports (TM404)
             logprob[:] = np.asarray(sampled.logprobs, np.float32)  # None becomes NaN
     return Reply(np.asarray(sampled.token_ids, np.int32), logprob, author, engine_columns(sampled))

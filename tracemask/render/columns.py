@@ -22,7 +22,7 @@ def engine_columns(sampled: Sampled) -> dict[str, np.ndarray]:
             "TM911", where=f"columns.{VERSION}", what="versions are no column", fix=f"give {VERSION}, a value or spans"
         )
     count = len(sampled.token_ids)
-    with np.errstate(over="ignore"):  # beyond float32 becomes infinite, which TM404 reports
+    with np.errstate(over="ignore"):  # beyond float32 becomes infinite, which check reports (TM404)
         columns = {name: np.asarray(values, np.float32) for name, values in sorted(sampled.columns.items())}
         if sampled.temperature is not None:
             columns["temperature"] = np.full(count, sampled.temperature, np.float32)

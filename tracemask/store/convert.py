@@ -154,7 +154,7 @@ def _write_units(work: Work, units: list[Unit], writer: ShardWriter, skipped: li
                 noted = [*extra, *findings(trace), *samples[0].findings]
                 samples[0] = replace(samples[0], findings=noted)
                 rows = [of_sample(sample, trace) for sample in samples]
-                _check_range(rows, renderer.tokenizer.size)
+                _refuse_rows(rows, renderer.tokenizer.size)
                 extra = []
             except TracemaskError as error:
                 faults.append(_placed(error, trace.id, trace.source.path if trace.source else None, unit.line))
@@ -177,9 +177,12 @@ def _tokens_by_rule(row: Row, touched: dict[int, str]) -> dict[str, int]:
     return dict(out)
 
 
-def _check_range(rows: list[Row], size: int) -> None:
-    """TM205 on an id that no model of this tokenizer can have: beyond the vocabulary and its padding."""
+def _refuse_rows(rows: list[Row], size: int) -> None:
+    """TM501 on a column that no shard can hold; TM205 on an id beyond the vocabulary and a model's padding of it."""
     for row in rows:
+        if "reward" in row.columns:
+            what = "a column 'reward' of the engine: a shard holds one reward a row"
+            raise StoreError("TM501", where=str(row.scalars["id"]), what=what, fix="rename it where it is recorded")
         top = int(row["token_ids"].max(initial=0))
         if top >= size + _VOCABULARY_PADDING:
             what = f"token id {top} in a vocabulary of {size}: sampled with another tokenizer"

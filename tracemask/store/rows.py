@@ -24,7 +24,7 @@ def of_sample(sample: Sample, trace: Trace, *, index: int = 0) -> Row:
     for name in TOKEN_COLUMNS:
         columns[name] = cast(name, np.asarray(getattr(sample, name)), where=identity)
     for name, values in sorted(sample.columns.items()):
-        if name in TOKEN_COLUMNS or name in SCALARS:
+        if name in TOKEN_COLUMNS or (name in SCALARS and name != "reward"):  # per-token rewards: in memory only
             what = f"column {name!r} of the engine has the name of a field that every row has"
             raise StoreError("TM501", where=identity, what=what, fix="rename it where it is recorded")
         columns[name] = cast(name, np.asarray(values), where=identity)

@@ -56,7 +56,7 @@ def test_versions_that_are_names_stay_names() -> None:
     assert sample.columns["policy_version"].dtype.kind == "U"
 
 
-@pytest.mark.parametrize("name", ["token_ids", "logprob", "author", "id", "reward", "n_tokens", "findings"])
+@pytest.mark.parametrize("name", ["token_ids", "logprob", "author", "id", "n_tokens", "findings"])
 def test_a_column_named_like_one_of_the_rows_own_is_refused(name: str) -> None:
     with pytest.raises(StoreError) as caught:
         row(sampled("red", columns={name: [1.0] * len(small().encode("red<|im_end|>"))}))
