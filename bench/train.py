@@ -1,6 +1,7 @@
 """Step time and memory of training: trees against rows, ours against a plain padded loop, in one run.
 
-python bench/train.py [--model FOLDER] [--layers N] [--repeats N]   (default SmolLM2 where fetched, else a small Llama)
+python bench/train.py [--model FOLDER] [--layers N] [--repeats N] [--trl]
+The model is SmolLM2 where it was fetched, else a small random Llama.
 
 Ratios are medians of interleaved repeats, in CPU seconds of this process on one thread, so that other work on the
 machine disturbs them little. Results go to bench/results/train.json.
@@ -111,6 +112,58 @@ def padded(step: PolicyStep, rows: list[LaidRow]) -> Callable[[], float]:
     return run
 
 
+def trl_step(step: PolicyStep, rows: list[LaidRow], path: str) -> Callable[[], float]:
+    """TRL's own GRPO loss step on the same rollouts: prompt and completion padded apart, logits of completions only."""
+    from datasets import Dataset
+    from transformers import AutoTokenizer
+    from trl import GRPOConfig, GRPOTrainer
+
+    model: Any = step.model
+    options = GRPOConfig(
+        output_dir=str(ROOT / "out" / "bench-trl"),
+        use_cpu=True,
+        bf16=False,
+        per_device_train_batch_size=ROLLOUTS,
+        num_generations=ROLLOUTS,
+        gradient_checkpointing=False,
+        report_to=[],
+        disable_tqdm=True,
+    )
+    trainer = GRPOTrainer(
+        model=model,
+        processing_class=AutoTokenizer.from_pretrained(path),
+        reward_funcs=lambda completions, **_: [0.0] * len(completions),
+        train_dataset=Dataset.from_dict({"prompt": ["x"] * ROLLOUTS}),
+        args=options,
+    )
+    trainer.current_gradient_accumulation_steps = 1  # set by its own loop otherwise
+    prompt = int(np.flatnonzero(rows[0].weights["rl"])[0])
+    longest = max(len(one.row) for one in rows) - prompt
+
+    def pad(values: np.ndarray) -> np.ndarray:
+        return np.pad(values[prompt:], (0, longest - len(values) + prompt))
+
+    first = torch.from_numpy(np.stack([one.row["token_ids"][:prompt] for one in rows]))
+    inputs = {
+        "prompt_ids": first,
+        "prompt_mask": torch.ones_like(first),
+        "completion_ids": torch.from_numpy(np.stack([pad(one.row["token_ids"]) for one in rows])),
+        "completion_mask": torch.from_numpy(np.stack([pad(np.ones(len(one.row), np.int64)) for one in rows])),
+        "old_per_token_logps": torch.from_numpy(np.stack([pad(one.row["logprob"]) for one in rows])).float(),
+        "num_items_in_batch": torch.tensor(float(sum(one.weights["rl"].sum() for one in rows))),
+        "advantages": torch.tensor([float(one.advantage[0]) for one in rows]),
+    }
+
+    def run() -> float:
+        model.set_attn_implementation("sdpa")
+        model.train()
+        total = trainer._compute_loss(model, inputs)
+        total.backward()
+        return float("nan")  # its normalizer is another: the value is not compared
+
+    return run
+
+
 def ratios(variants: dict[str, Callable[[], float]], repeats: int, reset: Callable[[], None]) -> dict[str, float]:
     """Median CPU seconds of each variant, repeats interleaved; values must agree."""
     seconds: dict[str, list[float]] = {name: [] for name in variants}
@@ -122,7 +175,7 @@ def ratios(variants: dict[str, Callable[[], float]], repeats: int, reset: Callab
             values[name] = run()
             seconds[name].append(time.process_time() - started)
     first = next(iter(values.values()))
-    worst = max(abs(value - first) for value in values.values())
+    worst = max(abs(value - first) for value in values.values() if value == value)
     assert worst < 1e-4 * max(1.0, abs(first)), f"the variants disagree: {values}"
     return {name: statistics.median(times) for name, times in seconds.items()}
 
@@ -175,6 +228,7 @@ def main() -> None:
     parser.add_argument("--model", default=str(cached) if cached.is_dir() else None)
     parser.add_argument("--layers", type=int)
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--trl", action="store_true", help="also TRL's GRPO loss step (needs trl and a model folder)")
     parser.add_argument("--peak", choices=("tree", "rows", "padded"))
     arguments = parser.parse_args()
     torch.set_num_threads(1)
@@ -196,6 +250,8 @@ def main() -> None:
             "tree": ours(step, rows, Sharing.TREE),
             "padded": padded(step, rows),
         }
+        if arguments.trl:
+            variants["trl"] = trl_step(step, rows, arguments.model)
         seconds = ratios(variants, arguments.repeats, lambda: step.zero_grad(set_to_none=False))
         tokens = sum(len(one.row) for one in rows)
         slots = len(lay_out([one.row["token_ids"] for one in rows]))
@@ -204,6 +260,7 @@ def main() -> None:
             "tree_over_rows": round(seconds["tree"] / seconds["rows"], 3),
             "tree_over_padded": round(seconds["tree"] / seconds["padded"], 3),
             "rows_over_padded": round(seconds["rows"] / seconds["padded"], 3),
+            **({"tree_over_trl": round(seconds["tree"] / seconds["trl"], 3)} if "trl" in seconds else {}),
             "seconds": {key: round(value, 3) for key, value in seconds.items()},
         }
         found["shapes"][name] = one
