@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from tracemask.core.lazy import names
 
 if TYPE_CHECKING:
     from tracemask import loss, train
@@ -41,9 +42,4 @@ __all__ = [
     "train",
 ]
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOME:
-        raise AttributeError(f"module 'tracemask' has no attribute {name!r}")
-    home = import_module(_HOME[name])
-    return home if _HOME[name] == f"tracemask.{name}" else getattr(home, name)
+__getattr__ = names(__name__, _HOME)

@@ -1,20 +1,24 @@
 """Rules about token datasets and the runner that applies them. Knows rows, tokenizers and templates, never a loss."""
 
-from typing import Any
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tracemask.core.lazy import names
+
+if TYPE_CHECKING:
+    from tracemask.check.config import Settings
+    from tracemask.check.report import Report
+    from tracemask.check.rule import all_rules
+    from tracemask.check.runner import check_dataset
 
 __all__ = ["Report", "Settings", "all_rules", "check_dataset"]
 
-_HOMES = {
+_HOME = {
     "Report": "tracemask.check.report",
     "Settings": "tracemask.check.config",
     "all_rules": "tracemask.check.rule",
     "check_dataset": "tracemask.check.runner",
 }
 
-
-def __getattr__(name: str) -> Any:
-    from importlib import import_module
-
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(_HOMES[name]), name)
+__getattr__ = names(__name__, _HOME)

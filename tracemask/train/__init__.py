@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from tracemask.core.lazy import names
 
 if TYPE_CHECKING:
     from tracemask.train.config import TrainConfig
@@ -19,8 +20,4 @@ _HOME = {
 
 __all__ = ["TrainConfig", "TrainResult", "prepare", "train"]
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOME:
-        raise AttributeError(f"module 'tracemask.train' has no attribute {name!r}")
-    return getattr(import_module(_HOME[name]), name)
+__getattr__ = names(__name__, _HOME)
