@@ -220,6 +220,9 @@ def test_tokens_without_a_version_are_an_error_unless_the_recipe_says_otherwise(
     row = make_row(0, [PROMPT, reply(2)])
     with pytest.raises(RecipeError, match="no policy_version"):
         lay(staleness(max_staleness=2), row, 1.0, policy_version=3)
+    named = make_row(0, [PROMPT, reply(2)], columns={"policy_version": np.array(["", "", "", "step-7", "step-7"])})
+    with pytest.raises(RecipeError, match="no policy_version"):
+        lay(staleness(max_staleness=2), named, 1.0, policy_version=3)
     assert not lay(staleness(max_staleness=2, missing_version="mask"), row, 1.0, policy_version=3)["rl"].any()
     assert lay(staleness(max_staleness=2, missing_version="keep"), row, 1.0, policy_version=3)["rl"].sum() == 2
 

@@ -148,7 +148,9 @@ def _stale(recipe: Recipe, row: Row, weights: np.ndarray, policy_version: int | 
             "TM603", where="off_policy.max_staleness", what="the version being trained is not known", fix=fix
         )
     version = row.get("policy_version")
-    numbers = np.full(len(row), np.nan) if version is None else version.astype(np.float64)
+    numbers = np.full(len(row), np.nan)
+    if version is not None and version.dtype.kind in "iuf":  # versions that are names have no distance
+        numbers = version.astype(np.float64)
     unknown = np.isnan(numbers) | (numbers < 0)
     if spec.missing_version == "error" and (unknown & (weights != 0)).any():
         fix = 'record policy_version, or set off_policy.missing_version = "mask" or "keep"'
