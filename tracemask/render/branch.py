@@ -128,12 +128,12 @@ class Planner:
             reading.report_lost(k, [Origin.CONTENT])
             return None
         said = (bases[end].layout, region)
-        if end < 0:
-            own = reading.region(k + 1, k)
-            if own is None:
-                reading.report_lost(k, [Origin.CONTENT])
-            else:
-                said = (reading.layout(k + 1), replace(own, start=own.prompt_end))
+        own = reading.region(k + 1 if end < 0 else end, k)
+        if end < 0 and own is None:
+            reading.report_lost(k, [Origin.CONTENT])
+        elif own is not None and (end < 0 or k not in bases[end].verbatim):
+            layout = reading.layout(k + 1 if end < 0 else end)
+            said = (layout, self._judged(layout, own, replies[k]))
         return Turn(k, end, region, replies[k], _prompt_ids(reading.messages[k].sampled), said)
 
     def _base(self, reading: Reading, end: int, replies: Mapping[int, Reply | None]) -> BasePlan:
@@ -168,6 +168,17 @@ class Planner:
             if spoken == layout.text[start : region.stop]:
                 return replace(region, start=start, end=region.stop, stop_id=None), True
         return replace(region, start=region.prompt_end), False
+
+    def _judged(self, layout: Layout, region: Region, reply: Reply | None) -> Region:
+        """The region that sampled ids are compared with: with what the template puts in only where they say it, too.
+
+        A stop that only the next message's header writes (GLM) is not there yet when the reply is the last.
+        """
+        if reply is not None and region.stop_id is None and len(reply.ids) and int(reply.ids[-1]) in self.turns.stops:
+            spoken = self._spoken(replace(reply, ids=reply.ids[:-1]))
+            if spoken == layout.text[region.start : region.stop]:
+                return region
+        return replace(region, start=region.prompt_end)
 
     def _spoken(self, reply: Reply) -> str | None:
         table = self.tokenizer.id_table

@@ -213,6 +213,8 @@ class _Trace:
         for _, _, item in plan.spoken(turn, self.tools.encoder):
             rendered += (self.tools.encoder.get(item) if isinstance(item, Run) else item).ids.tolist()  # pyright: ignore[reportAttributeAccessIssue]
         ids: list[int] = turn.reply.ids.tolist()
+        if ids and turn.said[1].stop_id is None and ids[-1] in self.tools.stop_ids:
+            ids.pop()  # the template writes no stop here: that the engine has one is no drift
         if any(token >= self.tools.tokenizer.size for token in ids):
             return
         found = compare(self.tools.tokenizer, ids, rendered)

@@ -54,3 +54,17 @@ def test_text_that_history_drops_later_stands_before_the_reply_that_saw_it(
     if "CCC5" in text:
         at = len(tokenizer.encode(text[: text.index("CCC5")]))
         assert row.author[at] == Author.POLICY
+
+
+@pytest.mark.parametrize("stop", ["<|user|>", "<|observation|>"])
+def test_a_stop_that_only_the_next_message_would_write_is_no_drift(stop: str, real_templates: dict[str, str]) -> None:
+    renderer = front("glm4moe", real_templates["glm4moe"])
+    tokenizer = renderer.tokenizer
+    for text in ("AAA", "\n<think></think>\nAAA"):
+        ids = [*tokenizer.encode(text), tokenizer.id_of(stop)]
+        (row,) = renderer.render(Trace.from_messages([user("UUU"), reply("AAA", token_ids=ids)]))
+        assert not row.drift
+        assert row.token_ids[row.sampled].tolist() == ids
+        assert row.token_ids[~row.sampled].tolist() == renderer.prompt_ids([user("UUU")])
+    (row,) = renderer.render(Trace.from_messages([user("UUU"), reply("BBB", token_ids=ids)]))
+    assert [drift.cause for drift in row.drift] == ["text_changed"]
