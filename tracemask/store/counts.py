@@ -12,6 +12,7 @@ from pydantic import BaseModel, Field
 from tracemask.core.vocab import Author
 from tracemask.store.row import Row
 
+_AT_ONCE = 8  # rows whose authors are counted together: what they take stays in the cache
 _AUTHORS = tuple((int(author), author.label) for author in Author)
 
 
@@ -35,6 +36,7 @@ class Counts(BaseModel):
         """The counts of `rows`; consecutive rows of one trace_id are one trace, a row without one is its own."""
         out: Counter[str] = Counter()
         maps: dict[str, Counter[str]] = {"authors": Counter(), "fidelity": Counter(), "drift": Counter()}
+        authors: list[np.ndarray] = []
         last: str | None = None
         for row in rows:
             scalars = row.scalars
@@ -46,7 +48,9 @@ class Counts(BaseModel):
             if (sampled := row.get("sampled")) is not None:
                 out["sampled"] += int(np.count_nonzero(sampled))
             if (author := row.get("author")) is not None:
-                _count_authors(author, maps["authors"])
+                authors.append(author)
+                if len(authors) == _AT_ONCE:
+                    _count_authors(authors, maps["authors"])
             maps["fidelity"][str(scalars.get("fidelity") or "unknown")] += 1
             drifts = scalars.get("drifts") or ()
             maps["drift"].update(drift["cause"] for drift in drifts)
@@ -54,6 +58,7 @@ class Counts(BaseModel):
             out["truncated_rows"] += bool(scalars.get("truncated"))
             out["approximate_rows"] += bool(scalars.get("approximate"))
             out["forked_rows"] += scalars.get("fork_row") is not None
+        _count_authors(authors, maps["authors"])
         return cls.model_validate({**out, **{name: dict(sorted(found.items())) for name, found in maps.items()}})
 
     def add(self, other: Counts) -> None:
@@ -67,10 +72,17 @@ class Counts(BaseModel):
                 setattr(self, name, getattr(self, name) + value)
 
 
-def _count_authors(author: np.ndarray, counts: Counter[str]) -> None:
+def _count_authors(rows: list[np.ndarray], counts: Counter[str]) -> None:
+    """Adds the tokens of `rows` by author, and empties the list."""
+    joined = np.concatenate(rows) if rows else np.zeros(0, np.uint8)
+    rows.clear()
+    left = len(joined)
     for code, label in _AUTHORS:  # faster than bincount, which widens every token to 8 bytes
-        if count := int(np.count_nonzero(author == code)):
+        if not left:
+            return
+        if count := int(np.count_nonzero(joined == code)):
             counts[label] += count
+            left -= count
 
 
 def _increase(counts: dict[str, int], key: str, by: int) -> None:

@@ -29,6 +29,15 @@ class Sink(Protocol):
     """Bytes on their way to a name: nothing is visible before `commit`, nothing remains after `abort`."""
 
     def write(self, data: Any) -> int: ...
+    @property
+    def size(self) -> int:
+        """Bytes written so far."""
+        ...
+
+    def settle(self, size: int) -> None:
+        """Waits until the memory of the first `size` bytes is no longer read: it may be written over."""
+        ...
+
     def commit(self) -> tuple[int, str]:
         """Makes the bytes visible under their name; returns (size, sha256)."""
         ...
@@ -141,13 +150,13 @@ class _LocalSink:
         self._temporary = root / f"{TEMPORARY}{name}.{os.getpid()}.{next(_serial)}"
         self._hash = _Hasher()
         self._small = bytearray()
-        self._size = 0
+        self.size = 0
         with write_errors(str(self._target)):
             self._file: IO[bytes] = self._temporary.open("wb", buffering=0)
 
     def write(self, data: Any) -> int:
         view = memoryview(data).cast("B")
-        self._size += len(view)
+        self.size += len(view)
         if len(view) < _SMALL:  # an Arrow batch is hundreds of small pieces
             self._small += view
         else:
@@ -161,6 +170,9 @@ class _LocalSink:
         if self._small:
             gathered, self._small = self._small, bytearray()
             self._put(memoryview(gathered))
+
+    def settle(self, size: int) -> None:
+        self._hash.settle(size)
 
     def _put(self, view: memoryview) -> None:
         self._hash.update(view)
@@ -180,7 +192,7 @@ class _LocalSink:
                 os.fsync(handle)
             finally:
                 os.close(handle)
-        return self._size, self._hash.hexdigest()
+        return self.size, self._hash.hexdigest()
 
     def abort(self) -> None:
         self._hash.close()
@@ -195,16 +207,21 @@ class _Hasher:
     def __init__(self) -> None:
         self._sha256 = hashlib.sha256()
         self._thread = ThreadPoolExecutor(1)
-        self._pending: deque[Future[None]] = deque()
+        self._pending: deque[tuple[int, Future[None]]] = deque()  # where the piece starts, and its hashing
+        self._size = 0
 
     def update(self, data: memoryview) -> None:
         if len(self._pending) == _HASH_BACKLOG:
-            self._pending.popleft().result()
-        self._pending.append(self._thread.submit(self._sha256.update, data))
+            self._pending.popleft()[1].result()
+        self._pending.append((self._size, self._thread.submit(self._sha256.update, data)))
+        self._size += len(data)
+
+    def settle(self, size: int) -> None:
+        while self._pending and self._pending[0][0] < size:
+            self._pending.popleft()[1].result()
 
     def hexdigest(self) -> str:
-        while self._pending:
-            self._pending.popleft().result()
+        self.settle(self._size + 1)
         self.close()
         return self._sha256.hexdigest()
 
@@ -275,6 +292,13 @@ class _ObjectSink:
     def write(self, data: Any) -> int:
         self._bytes += memoryview(data).cast("B")
         return len(data)
+
+    @property
+    def size(self) -> int:
+        return len(self._bytes)
+
+    def settle(self, size: int) -> None:
+        """A write has copied."""
 
     def commit(self) -> tuple[int, str]:
         data = bytes(self._bytes)

@@ -84,6 +84,7 @@ SPANS = "policy_version"
 SCALAR_ALIASES = {"row_advantage": "advantage"}
 
 
+@cache
 def numpy_type(column: str, found: np.dtype[Any]) -> np.dtype[Any]:
     """The type in which a per-token column is stored; unknown columns keep the type they come in."""
     fixed = TOKEN_COLUMNS.get(column) or OPTIONAL_COLUMNS.get(column)
@@ -95,7 +96,7 @@ def numpy_type(column: str, found: np.dtype[Any]) -> np.dtype[Any]:
 def cast(column: str, values: np.ndarray, *, where: str = "") -> np.ndarray:
     """`values` in the column's stored type; a cast that would change an integer or overflow a float is TM501."""
     target = numpy_type(column, values.dtype)
-    if column == SPANS:
+    if column == SPANS or (values.dtype is target and values.ndim == 1 and target.kind in "biuf"):
         return values
     if values.ndim != 1:
         raise _schema_error(where, f"column {column!r} has {values.ndim} dimensions", "give one value per token")

@@ -20,7 +20,8 @@ from tracemask.store.spans import to_spans
 if TYPE_CHECKING:
     import pyarrow as pa
 
-BATCH_TOKENS = 1 << 19  # tokens of a record batch (fast profile): its buffers are small enough to be reused
+BATCH_TOKENS = 1 << 19  # tokens that become columns at once: their memory is small enough to be reused
+GATHERED = 1 << 16  # bytes: Arrow writes hundreds of small pieces a batch; larger ones pass through
 
 
 class ShardWriter:
@@ -116,9 +117,19 @@ class ShardWriter:
         assert self._sink is not None
         schema = self._schema()
         options = pa.ipc.IpcWriteOptions(compression="lz4" if self._compact else None, use_threads=False)
-        with pa.ipc.new_file(pa.PythonFile(Writable(self._sink), mode="w"), schema, options=options) as stream:
-            for rows in _batches(self._rows, limit=0 if self._compact else BATCH_TOKENS):
-                stream.write_batch(_batch(schema, rows))
+        plan = [(field, is_token_field(field)) for field in schema]
+        sink = pa.BufferedOutputStream(pa.PythonFile(Writable(self._sink), mode="w"), GATHERED)
+        with pa.ipc.new_file(sink, schema, options=options) as stream:
+            memory, other = Scratch(), Scratch()
+            for rows in _batches(self._rows, limit=BATCH_TOKENS):
+                memory, other = other, memory
+                self._sink.settle(memory.written)
+                batch = _batch(schema, plan, rows, memory)
+                for piece in [batch.slice(i, 1) for i in range(len(rows))] if self._compact else [batch]:
+                    stream.write_batch(piece)
+                memory.written = self._sink.size
+        sink.flush()
+        sink.detach()
 
 
 def _batches(rows: list[Row], *, limit: int) -> Iterator[list[Row]]:
@@ -133,6 +144,25 @@ def _batches(rows: list[Row], *, limit: int) -> Iterator[list[Row]]:
             batch, held = [], 0
     if batch:
         yield batch
+
+
+class Scratch:
+    """Memory that batches share in turn: fresh pages cost several times what the copy into them does.
+
+    written: the sink's size once all of it was given away.
+    """
+
+    def __init__(self) -> None:
+        self.written = 0
+        self._columns: dict[str, np.ndarray] = {}
+
+    def joined(self, name: str, parts: list[np.ndarray], kind: np.dtype[Any]) -> np.ndarray:
+        """The parts one after the other, in the memory of column `name`."""
+        size = sum(map(len, parts))
+        found = self._columns.get(name)
+        if found is None or len(found) < size or found.dtype != kind:
+            found = self._columns[name] = np.empty(size, kind)
+        return np.concatenate(parts, out=found[:size]) if parts else found[:0]
 
 
 class Writable:
@@ -156,13 +186,19 @@ class Writable:
         return True
 
 
-def _batch(schema: pa.Schema, rows: list[Row]) -> pa.RecordBatch:
+def _batch(
+    schema: pa.Schema, plan: Sequence[tuple[pa.Field, bool]], rows: list[Row], memory: Scratch
+) -> pa.RecordBatch:
+    """The columns of `rows`, in `memory`. plan: the schema's fields, and whether each holds a value per token."""
     import pyarrow as pa
 
-    arrays = []
-    for field in schema:
-        build = _token_array if is_token_field(field) else _scalar_array
-        arrays.append(build(field, rows))
+    offsets = np.zeros(len(rows) + 1, dtype=np.int64)
+    np.cumsum(np.fromiter(map(len, rows), dtype=np.int64, count=len(rows)), out=offsets[1:])
+    whole = pa.array(offsets)
+    arrays = [
+        _token_array(field, rows, whole, memory) if per_token else _scalar_array(field, rows)
+        for field, per_token in plan
+    ]
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
@@ -184,20 +220,18 @@ def _scalar_array(field: pa.Field, rows: list[Row]) -> pa.Array:
         raise StoreError("TM501", where=where, what=what, fix="check the value's type") from error
 
 
-def _token_array(field: pa.Field, rows: list[Row]) -> pa.Array:
-    """One large list a row; a row without the column becomes null."""
+def _token_array(field: pa.Field, rows: list[Row], offsets: pa.Array, memory: Scratch) -> pa.Array:
+    """One large list a row; a row without the column becomes null. offsets: where rows that have it start."""
     import pyarrow as pa
 
     name = str(field.name)
-    parts = [row.columns.get(name) for row in rows]
-    lengths = np.fromiter((0 if part is None else len(part) for part in parts), dtype=np.int64, count=len(parts))
-    offsets = np.zeros(len(parts) + 1, dtype=np.int64)
-    np.cumsum(lengths, out=offsets[1:])
-    present = [part for part in parts if part is not None]
-    kind = field.type.value_type.to_pandas_dtype()
-    flat = present[0] if len(present) == 1 else np.concatenate(present) if present else np.zeros(0, dtype=kind)
-    values = pa.array(flat, type=field.type.value_type, from_pandas=False)
+    present = [part for row in rows if (part := row.columns.get(name)) is not None]
     mask = None
-    if len(present) != len(parts):
-        mask = pa.array(np.fromiter((part is None for part in parts), dtype=bool, count=len(parts)))
-    return pa.LargeListArray.from_arrays(pa.array(offsets), values, type=field.type, mask=mask)
+    if len(present) != len(rows):
+        missing = np.fromiter((name not in row.columns for row in rows), dtype=bool, count=len(rows))
+        lengths = np.where(missing, 0, np.diff(offsets))
+        offsets, mask = pa.array(np.concatenate([[0], np.cumsum(lengths)])), pa.array(missing)
+    kind = field.type.value_type
+    flat = memory.joined(name, present, np.dtype(kind.to_pandas_dtype()))
+    values = pa.array(flat, type=kind, from_pandas=False)
+    return pa.LargeListArray.from_arrays(offsets, values, type=field.type, mask=mask)
