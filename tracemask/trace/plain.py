@@ -8,12 +8,17 @@ from __future__ import annotations
 from typing import Any
 
 import orjson
+from pydantic import BaseModel
 
 from tracemask.trace.model import Message, Reasoning, Text, ToolCall, ToolResult
 from tracemask.trace.parse import may_hold_long_integer
 
 _new = object.__new__
-_put = object.__setattr__
+# The slots themselves: going through the models' __setattr__ costs a quarter more.
+_set_given = vars(BaseModel)["__pydantic_fields_set__"].__set__
+_set_extra = vars(BaseModel)["__pydantic_extra__"].__set__
+_set_private = vars(BaseModel)["__pydantic_private__"].__set__
+_GIVEN = {"id", "role", "author", "blocks", "extra", "parts", "copied"}
 _TOOL_KEYS = frozenset({"role", "content", "tool_call_id", "name"})
 _REPLY_KEYS = frozenset({"role", "content", "reasoning_content", "tool_calls"})
 _MESSAGE = dict(vars(Message.model_construct(id="", role="user", author="user")))
@@ -25,29 +30,30 @@ _SHORT = 19  # below it no integer of the text can leave 64 bits
 
 
 def _build(kind: Any, values: dict[str, Any], given: set[str]) -> Any:
-    """An instance of a model from complete, already valid values."""
+    """An instance of a model with a copy of complete, already valid values."""
     made = _new(kind)
-    _put(made, "__dict__", values)
-    _put(made, "__pydantic_fields_set__", given)
-    _put(made, "__pydantic_extra__", {})
-    _put(made, "__pydantic_private__", None)
+    made.__dict__.update(values)
+    _set_given(made, given)
+    _set_extra(made, {})
+    _set_private(made, None)
     return made
 
 
 def _text(text: str) -> Text:
-    values = _TEXT.copy()
-    values["text"] = text
-    return _build(Text, values, {"text"})
+    made = _build(Text, _TEXT, {"text"})
+    made.__dict__["text"] = text
+    return made
 
 
 def _message(index: int, role: str, author: str, blocks: list[Any]) -> Message:
-    values = _MESSAGE.copy()
+    made = _build(Message, _MESSAGE, _GIVEN.copy())
+    values = made.__dict__
     values["id"] = f"m{index}"
     values["role"] = role
     values["author"] = author
     values["blocks"] = blocks
     values["extra"] = {}
-    return _build(Message, values, {"id", "role", "author", "blocks", "extra", "parts", "copied"})
+    return made
 
 
 def plain_message(raw: Any, index: int, first_user: bool) -> Message | None:
@@ -74,12 +80,11 @@ def _tool(raw: dict[str, Any], content: Any, index: int) -> Message | None:
         return None
     if (call_id is not None and type(call_id) is not str) or (name is not None and type(name) is not str):
         return None
-    values = _RESULT.copy()
+    result = _build(ToolResult, _RESULT, {"call_id", "name", "content", "is_error"})
+    values = result.__dict__
     values["call_id"], values["name"], values["content"] = call_id, name, [_text(content)]
-    message = _message(
-        index, "tool", "environment", [_build(ToolResult, values, {"call_id", "name", "content", "is_error"})]
-    )
-    vars(message)["name"] = name
+    message = _message(index, "tool", "environment", [result])
+    message.__dict__["name"] = name
     return message
 
 
@@ -91,9 +96,9 @@ def _reply(raw: dict[str, Any], content: Any, index: int) -> Message | None:
     if thought is not None:
         if type(thought) is not str:
             return None
-        values = _REASONING.copy()
-        values["text"] = thought
-        blocks.append(_build(Reasoning, values, {"text", "field"}))
+        reasoning = _build(Reasoning, _REASONING, {"text", "field"})
+        reasoning.__dict__["text"] = thought
+        blocks.append(reasoning)
     if content is not None:
         blocks.append(_text(content))
     if calls is not None:
@@ -117,7 +122,7 @@ def _call(raw: Any) -> ToolCall | None:
     name, arguments = function.get("name"), function.get("arguments")
     if type(name) is not str or not name or type(arguments) is not str:
         return None
-    if len(arguments) >= _SHORT and not _no_long_integer(arguments):
+    if len(arguments) >= _SHORT and (not arguments.isascii() or may_hold_long_integer(arguments.encode())):
         return None
     try:
         parsed = orjson.loads(arguments)
@@ -125,10 +130,7 @@ def _call(raw: Any) -> ToolCall | None:
         return None
     if type(parsed) is not dict:
         return None
-    values = _CALL.copy()
+    call = _build(ToolCall, _CALL, {"id", "name", "raw_arguments", "arguments"})
+    values = call.__dict__
     values["id"], values["name"], values["raw_arguments"], values["arguments"] = call_id, name, arguments, parsed
-    return _build(ToolCall, values, {"id", "name", "raw_arguments", "arguments"})
-
-
-def _no_long_integer(text: str) -> bool:
-    return text.isascii() and not may_hold_long_integer(text.encode())
+    return call
