@@ -84,7 +84,7 @@ def _tool(raw: dict[str, Any], content: Any, index: int) -> Message | None:
     values = result.__dict__
     values["call_id"], values["name"], values["content"] = call_id, name, [_text(content)]
     message = _message(index, "tool", "environment", [result])
-    message.__dict__["name"] = name
+    vars(message)["name"] = name
     return message
 
 
