@@ -6,7 +6,8 @@ from collections.abc import Iterable
 from typing import Any
 
 from tracemask.render.fields import Record
-from tracemask.render.provenance import At, LimitExceeded, make, plain, runs_of
+from tracemask.render.provenance import make, plain, runs_of
+from tracemask.render.tags import At, LimitExceeded
 
 MAX_STEPS = 1_000_000  # loop iterations, calls and list elements of one render
 MAX_SOURCE = 1 << 20  # characters of a template

@@ -8,7 +8,7 @@ from typing import Any
 from jinja2 import nodes
 from jinja2.compiler import CodeGenerator, Frame
 
-from tracemask.render.provenance import Untraceable
+from tracemask.render.tags import Untraceable
 
 _REFUSED = {
     nodes.EvalContextModifier: "autoescape",

@@ -102,12 +102,13 @@ def trusted_ranges(spans: list[Span]) -> list[tuple[int, int]]:
     """Maximal ranges of trusted characters: a control token may be composed of several literals."""
     ranges: list[tuple[int, int]] = []
     opened = -1
+    literal = Origin.RENDERER
     for span in spans:
-        if is_trusted(span):
+        if span[4] is literal or is_trusted(span):
             if opened < 0:
-                opened = span.start
+                opened = span[0]
         elif opened >= 0:
-            ranges.append((opened, span.start))
+            ranges.append((opened, span[0]))
             opened = -1
     if opened >= 0:
         ranges.append((opened, spans[-1].end))

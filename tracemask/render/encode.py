@@ -115,17 +115,20 @@ class Encoder:
         after = np.cumsum(lengths, dtype=np.int64)
         controls = np.flatnonzero(self._control_table[flat])
         special_runs = set(np.searchsorted(ends, controls, side="right").tolist()) if len(controls) else set()
+        stops = ends.tolist()
+        at_end = np.concatenate([np.zeros(1, np.int64), after])[np.append(0, ends)]
+        positions = (after - lengths - np.repeat(at_end[:-1], counts)).astype(np.int32)
+        totals = np.diff(at_end).tolist()
         first = 0
         for index, run in enumerate(runs):
-            end = int(ends[index])
-            ids = flat[first:end]
-            before = int(after[first - 1]) if first else 0
+            end = stops[index]
             if index in special_runs:
-                self._keep(run, self._protected(run, ids))
+                self._keep(run, self._protected(run, flat[first:end]))
             else:
-                total = (int(after[end - 1]) if end else 0) - before
-                starts = (after[first:end] - lengths[first:end] - before).astype(np.int32)
-                self._keep(run, Encoded(ids, self._characters(run, ids, starts, total)))
+                ids, starts, text = flat[first:end], positions[first:end], run.text
+                if not (self._lengths_decide and totals[index] == len(text) and text.isascii()):
+                    starts = self._characters(run, ids, starts, totals[index])
+                self._keep(run, Encoded(ids, starts))
             first = end
 
     def _keep(self, run: Run, encoded: Encoded) -> None:

@@ -16,8 +16,9 @@ from tracemask.core.vocab import Origin
 from tracemask.render.budget import MAX_SOURCE, Progress
 from tracemask.render.codegen import refuse_nodes
 from tracemask.render.fields import wrap, wrap_message
-from tracemask.render.provenance import At, LimitExceeded, Mark, Tag, Untraceable, check_size, plain
+from tracemask.render.provenance import plain
 from tracemask.render.sandbox import TracingContext, make_environment
+from tracemask.render.tags import MAX_CHARS, At, LimitExceeded, Mark, Tag, Untraceable, check_size
 from tracemask.render.text import RenderedText, Span
 
 TOKEN_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
@@ -96,7 +97,8 @@ class Engine:
             for piece in self._template.root_render_func(context):
                 pieces.append((progress.message, piece))
                 size += len(piece)
-                check_size(size)
+                if size > MAX_CHARS:
+                    check_size(size)
             return assemble(pieces)
         except Exception as error:  # a stranger's template may raise anything
             raise self._coded(error, progress) from None

@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tracemask.core.vocab import Origin
-from tracemask.render.provenance import Tag, Text, coarse, new_tag, new_text, tagged
+from tracemask.render.provenance import Text, new_text, tagged
+from tracemask.render.tags import Tag, coarse, new_tag
 
 
 class Record(dict[Any, Any]):

@@ -14,23 +14,10 @@ from tracemask.render.fields import number
 from tracemask.render.formatting import printf
 from tracemask.render.json_spelling import json_text
 from tracemask.render.markup import Safe, escaped, mark_safe
-from tracemask.render.provenance import (
-    LimitExceeded,
-    Text,
-    Untraceable,
-    cat,
-    check_width,
-    coarse,
-    literal,
-    make,
-    mapped,
-    plain,
-    runs_of,
-    tag_of,
-    tagged,
-)
+from tracemask.render.provenance import Text, cat, literal, make, mapped, plain, runs_of, tag_of, tagged
 from tracemask.render.provenance import join as join_text
 from tracemask.render.spelling import text_of
+from tracemask.render.tags import LimitExceeded, Untraceable, check_width, coarse
 
 MAX_LIST = 100_000
 REFUSED = ("random", "striptags", "urlize", "wordwrap", "xmlattr")

@@ -8,8 +8,9 @@ from string import Formatter
 from typing import Any
 
 from tracemask.render.fields import Items, Record
-from tracemask.render.provenance import Text, Untraceable, cat, check_width, coarse, plain, sub, tag_of, tagged
+from tracemask.render.provenance import Text, cat, plain, sub, tag_of, tagged
 from tracemask.render.spelling import SCALARS, representation, text_of
+from tracemask.render.tags import Untraceable, check_width, coarse
 
 _PRINTF = re.compile(r"%(?:\(([^()]*)\))?([#0\- +]*)(\*|\d+)?(?:\.(\*|\d+))?[hlL]?(.)", re.DOTALL)
 

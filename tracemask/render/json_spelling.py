@@ -6,8 +6,9 @@ import json
 from typing import Any
 
 from tracemask.render.fields import Flag, Items, Null, Record
-from tracemask.render.provenance import LimitExceeded, Tag, Text, cat, plain, tagged
+from tracemask.render.provenance import Text, cat, plain, tagged
 from tracemask.render.spelling import SCALARS, escaped_text, is_one_field
+from tracemask.render.tags import LimitExceeded, Tag
 
 MAX_INDENT = 64
 

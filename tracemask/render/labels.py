@@ -61,14 +61,13 @@ def label(layout: Layout, speakers: Sequence[Speaker], regions: Sequence[Region]
     """Labels of a render. Inside a region the reply's author decided on every character, literals included."""
     spans = layout.rendered.spans
     edges, reply, part_inside = _edges(layout, regions)
-    span_starts = np.array([span[0] for span in spans] or [0], np.int64)
+    first, _, places, sources, origins, _, _ = zip(*(spans or (_NO_SPAN,)))
+    span_starts = np.array(first, np.int64)
     starts = np.union1d(span_starts, edges[edges < len(layout.text)])
     if any(speaker.blocks for speaker in speakers):
         starts = np.union1d(starts, _block_edges(layout, speakers))
     at = np.searchsorted(span_starts, starts, side="right") - 1
-    place_of = np.array([span[2] for span in spans] or [-1], np.int64)[at]
-    source = np.array([span[3] for span in spans] or [-1], np.int64)[at]
-    origin = np.array([span[4] for span in spans] or [0], np.int64)[at]
+    place_of, source, origin = (np.array(column, np.int64)[at] for column in (places, sources, origins))
     slot = np.searchsorted(edges, starts, side="right") - 1
     k = reply[slot]
     people = _People.of(speakers)
@@ -101,6 +100,7 @@ def label(layout: Layout, speakers: Sequence[Speaker], regions: Sequence[Region]
     )
 
 
+_NO_SPAN = Span(0, 0, -1, -1, Origin(0))
 _IS_BODY = np.zeros(len(Origin), bool)
 _IS_BODY[[int(origin) for origin in BODY]] = True
 _PART_OF = np.full(len(Origin), int(Part.CONTENT))

@@ -77,8 +77,8 @@ class Layout:
 
     def block_end(self, message: int) -> int:
         """Where the next message's block begins, or the end of the text."""
-        last = self.extents[message].last
-        return next((first for first in self._firsts if first >= last), len(self.text))
+        at = bisect_left(self._firsts, self.extents[message].last)
+        return self._firsts[at] if at < len(self._firsts) else len(self.text)
 
     def foreign_after(self, message: int, at: int) -> int:
         """Where the first text of another message stands at or after `at`, or the end of the text."""

@@ -6,7 +6,8 @@ from typing import Any
 
 from markupsafe import escape as escape_html
 
-from tracemask.render.provenance import Text, Untraceable, cat, make, mapped, plain, runs_of
+from tracemask.render.provenance import Text, cat, make, mapped, plain, runs_of
+from tracemask.render.tags import Untraceable
 
 
 class Safe(Text):

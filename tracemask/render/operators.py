@@ -9,7 +9,8 @@ from typing import Any
 from tracemask.render.fields import Items, Record, number, show_path
 from tracemask.render.formatting import printf
 from tracemask.render.markup import Safe, safe_plus
-from tracemask.render.provenance import LimitExceeded, Text, Untraceable, cat, check_size, coarse, tag_of
+from tracemask.render.provenance import Text, cat, tag_of
+from tracemask.render.tags import LimitExceeded, Untraceable, check_size, coarse
 
 MAX_BITS = 4096
 MAX_ITEMS = 1 << 20

@@ -7,48 +7,10 @@ A `Text` is a str whose characters are covered by runs `(length, tag)`; tag None
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
-from tracemask.core.vocab import Origin
+from tracemask.render.tags import MAX_CHARS, At, Run, Tag, Untraceable, changed_runs, check_size, check_width, cut_runs
 
-MAX_CHARS = 1 << 24  # no intermediate or final text may be longer: 16 Mi characters
-
-
-class Untraceable(Exception):
-    """A construct whose characters cannot be followed to their field. `construct` names it for the reader."""
-
-    def __init__(self, construct: str) -> None:
-        super().__init__(construct)
-        self.construct = construct
-
-
-class LimitExceeded(Exception):
-    """A template asked for more characters, steps or depth than a chat template can need."""
-
-
-class Tag(NamedTuple):
-    """Where characters came from: message `source` (-1: none), kind of field, path in it; `coarse`: no finer."""
-
-    source: int
-    origin: Origin
-    path: tuple[str | int, ...]
-    coarse: bool = False
-
-
-class At(NamedTuple):
-    """A tag whose position was fixed before the characters reached the output (a loop inside a set block)."""
-
-    message: int
-    tag: Tag | None
-
-
-class Mark(NamedTuple):
-    """The zero-length tag that opens or closes a generation block."""
-
-    opens: bool
-
-
-Run = tuple[int, Any]
 plain_slice = str.__getitem__
 
 
@@ -211,7 +173,6 @@ class Text(str):
 
 
 new_text = str.__new__
-new_tag = tuple.__new__
 
 
 def make(text: str, runs: Sequence[Run]) -> Text:
@@ -247,24 +208,6 @@ def tag_of(value: Any) -> Tag | None:
     return getattr(value, "_tag", None)
 
 
-def coarse(tag: Tag | None) -> Tag | None:
-    """The same place, marked as no finer than the field."""
-    return None if tag is None else Tag(tag.source, tag.origin, tag.path, True)
-
-
-def check_size(chars: int) -> None:
-    """Raise LimitExceeded if a text would be longer than any chat can be."""
-    if chars > MAX_CHARS:
-        raise LimitExceeded(f"a text of more than {MAX_CHARS} characters")
-
-
-def check_width(width: Any) -> Any:
-    """A width or count, refused where it asks for more than MAX_CHARS."""
-    if isinstance(width, int) and abs(width) > MAX_CHARS:
-        raise LimitExceeded(f"a width of {'more than ' if width > 0 else 'less than -'}{MAX_CHARS}")
-    return width
-
-
 def cat(parts: Sequence[str]) -> str:
     """The parts one after the other; a plain str if none of them carries provenance."""
     runs: list[Run] = []
@@ -297,17 +240,7 @@ def sub(text: Text, start: int, end: int) -> str:
     runs = text._runs
     if len(runs) == 1:
         return make(plain_slice(text, slice(start, end)), ((end - start, runs[0][1]),))
-    kept: list[Run] = []
-    at = 0
-    for length, tag in runs:
-        low = start if start > at else at
-        at += length
-        high = end if end < at else at
-        if high > low:
-            kept.append((high - low, tag))
-        if at >= end:
-            break
-    return make(plain_slice(text, slice(start, end)), kept)
+    return make(plain_slice(text, slice(start, end)), cut_runs(runs, start, end))
 
 
 def join(separator: str, items: Iterable[str]) -> str:
@@ -356,15 +289,8 @@ def mapped(text: Text, change: Callable[[str], str], name: str) -> str:
     runs = text._runs
     if len(runs) == 1:
         return make(whole, ((len(whole), runs[0][1]),))
-    changed: list[Run] = []
-    at = 0
-    parts: list[str] = []
-    for length, tag in runs:
-        part = change(plain_slice(text, slice(at, at + length)))
-        parts.append(part)
-        changed.append((len(part), tag))
-        at += length
-    if "".join(parts) == whole:
+    changed = changed_runs(plain(text), whole, runs, change)
+    if changed is not None:
         return make(whole, changed)
     if len(whole) == len(text):
         return make(whole, runs)

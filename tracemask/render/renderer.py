@@ -13,6 +13,7 @@ from tracemask.core.finding import Finding
 from tracemask.core.fingerprint import fingerprint
 from tracemask.core.vocab import Origin
 from tracemask.render.branch import BranchPlan, Planner
+from tracemask.render.collector import collector_paused
 from tracemask.render.control import Control
 from tracemask.render.conversation import Conversation, Counter, Renders
 from tracemask.render.encode import Encoder, Mode, Run
@@ -81,6 +82,10 @@ class Renderer:
     def render_many(self, traces: Iterable[Trace]) -> list[list[Sample]]:
         """The samples of each trace; everything is encoded in one call. Same result as one by one."""
         batch = list(traces)
+        with collector_paused():
+            return self._batch(batch)
+
+    def _batch(self, batch: Sequence[Trace]) -> list[list[Sample]]:
         opened = [self._open(trace) for trace in batch]
         self._render_ahead([entry for entries in opened for entry in entries])
         planned = [self._plan(trace, entries) for trace, entries in zip(batch, opened, strict=True)]

@@ -21,8 +21,9 @@ from tracemask.render.fields import Flag, Items, Null, Real, Record, Whole
 from tracemask.render.filters import refused, tracing_filters
 from tracemask.render.formatting import TextFormatter
 from tracemask.render.markup import Safe
-from tracemask.render.provenance import LimitExceeded, Mark, Text, Untraceable, cat, literal, tagged
+from tracemask.render.provenance import Text, cat, literal, tagged
 from tracemask.render.spelling import concatenated, text_of
+from tracemask.render.tags import LimitExceeded, Mark, Untraceable
 
 _OURS = (Record, Text, Items, Whole, Real, Flag, Null)
 _DICT_NAMES = frozenset(dir(dict))

@@ -8,7 +8,8 @@ from typing import Any
 from jinja2.runtime import Undefined
 
 from tracemask.render.fields import Flag, Items, Null, Real, Record, Whole
-from tracemask.render.provenance import Run, Text, Untraceable, cat, coarse, make, tagged
+from tracemask.render.provenance import Text, cat, make, tagged
+from tracemask.render.tags import Run, Untraceable, coarse
 
 _PRINTABLE = (str, int, float, complex, type(None), list, dict, tuple, range, Undefined, Null)
 SCALARS = (Whole, Real, Flag, Null)

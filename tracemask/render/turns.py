@@ -25,6 +25,7 @@ class Prompt:
 
     exact: the prompt is a prefix of the render that follows. known: False where the template refuses to write one.
     tail: what follows the reply's last character while it is the last message; ends: a stop is in it.
+    opened: the closer of a reasoning block that the prompt leaves open.
     """
 
     text: str
@@ -32,6 +33,7 @@ class Prompt:
     known: bool = True
     tail: str = ""
     ends: bool = False
+    opened: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +88,7 @@ class Turns:
             stop=stop,
             end=end,
             approximate=not prompt.exact or repeated or (not fits and len(layout.extents) == k + 1),
-            opened=open_reasoning(prompt.text) if fits else None,
+            opened=prompt.opened if fits else None,
             stopped_early=any(mark.id in self.stops for mark in inside),
             stop_id=stop_id,
             prompted=fits,
@@ -137,7 +139,8 @@ class Turns:
         if key not in self._learned:
             if len(self._learned) >= MAX_LEARNED:
                 self._learned.clear()
-            self._learned[key] = self._learn(conversation, k)
+            learned = self._learn(conversation, k)
+            self._learned[key] = replace(learned, opened=open_reasoning(learned.text))
         return self._learned[key]
 
     def _learn(self, conversation: Conversation, k: int) -> Prompt:

@@ -13,8 +13,9 @@ from tracemask.render.fields import Record, wrap, wrap_message
 from tracemask.render.formatting import TextFormatter, printf
 from tracemask.render.json_spelling import json_text
 from tracemask.render.markup import Safe, mark_safe
-from tracemask.render.provenance import MAX_CHARS, LimitExceeded, Tag, Text, Untraceable, cat, plain, sub, tagged
+from tracemask.render.provenance import Text, cat, plain, sub, tagged
 from tracemask.render.spelling import representation, text_of
+from tracemask.render.tags import MAX_CHARS, LimitExceeded, Tag, Untraceable
 
 # Characters of field n come from alphabet n alone, so that every character names its field.
 ALPHABETS = ("abĉ \n", "DEŠ\t,", "019<>&", "xyß-")
