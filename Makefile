@@ -85,7 +85,7 @@ experiments: $(VENV)/.train
 bench: $(VENV)/.peers fetch
 	for b in bench/*.py; do case $$b in */gpu.py) ;; *) $(BIN)/python $$b || exit 1 ;; esac; done
 
-wheel: $(VENV)/.dev
+wheel: $(VENV)/bin/python
 	$(PIP) build
 	$(BIN)/python -m build --wheel --outdir dist .
 

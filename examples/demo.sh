@@ -9,7 +9,7 @@ mkdir -p "$out"
 
 step() { printf '\n$ tracemask %s\n' "$*"; "$tm" "$@"; }
 
-# One of the 41 lines is broken on purpose: it is named, counted and left out.
+printf '\nOne of the 41 bundled records is broken on purpose: it is named, counted and left out.\n'
 step convert fixtures/rollouts/harbour.jsonl --tokenizer "$tokenizer" -o "$out/shards" --max-skipped 1
 step stats "$out/shards"
 # Findings of severity E would exit 1 and stop the demo.

@@ -12,7 +12,7 @@ import typer
 
 def command(
     paths: Annotated[
-        list[str], typer.Argument(help="Shards, another tool's dataset, or a rollout log.", metavar="DATASET...")
+        list[str], typer.Argument(help="Shards, another tool's dataset, or a rollout log.", metavar="DATASET")
     ],
     tokenizer: Annotated[str | None, typer.Option("--tokenizer", "-t", help="Folder or tokenizer.json.")] = None,
     template: Annotated[str | None, typer.Option(help="Chat template file (default: the tokenizer's own).")] = None,

@@ -16,7 +16,7 @@ _SHOWN = 10  # skipped records and unknown fields listed in the table
 
 
 def command(
-    inputs: Annotated[list[str], typer.Argument(help="Log files, folders or globs.", metavar="INPUT...")],
+    inputs: Annotated[list[str], typer.Argument(help="Log files, folders or globs.", metavar="INPUT")],
     tokenizer: Annotated[str, typer.Option("--tokenizer", "-t", help="Tokenizer folder or tokenizer.json.")],
     out: Annotated[str, typer.Option("--out", "-o", help="Folder or fsspec URL of the dataset.")],
     format: Annotated[str, typer.Option(help="Log format (tracemask formats), or auto.")] = "auto",
@@ -145,7 +145,7 @@ def _print(summary: Summary, render: RenderConfig) -> None:
     table.add_row("rows", f"{counts.rows:,} from {counts.traces:,} traces in {_shards(summary)}")
     table.add_row("tokens", f"{counts.tokens:,}, sampled {counts.sampled:,} ({summary.sampled_share:.1%})")
     table.add_row("authors", _shares(counts.authors, counts.tokens))
-    table.add_row("fidelity", ", ".join(f"{label} {n:,}" for label, n in counts.fidelity.items()) + " rows")
+    table.add_row("fidelity", _fidelity(counts.fidelity) + " rows")
     table.add_row("drift", _drift(summary))
     table.add_row("forked", f"{counts.forked_rows:,} rows; truncated {counts.truncated_rows:,}")
     if counts.approximate_rows:
@@ -156,7 +156,7 @@ def _print(summary: Summary, render: RenderConfig) -> None:
         shown = ", ".join(f"{neutral(label)} ({n:,})" for label, n in most[:_SHOWN])
         if most:
             table.add_row(name, shown + (" …" if len(most) > _SHOWN else ""))
-    table.add_row("skipped", f"{len(summary.skipped):,} records")
+    table.add_row("skipped", f"{len(summary.skipped):,} record{'s' if len(summary.skipped) != 1 else ''}")
     for skip in summary.skipped[:_SHOWN]:
         table.add_row("", neutral(f"{skip.where}: {skip.code} {skip.what}"))
     if len(summary.skipped) > _SHOWN:
@@ -173,6 +173,13 @@ def _shards(summary: Summary) -> str:
 def _shares(parts: dict[str, int], total: int) -> str:
     most = sorted(parts.items(), key=lambda item: (-item[1], item[0]))
     return ", ".join(f"{label} {n:,} ({n / total:.1%})" for label, n in most)
+
+
+def _fidelity(rows: dict[str, int]) -> str:
+    """The surest first, as `tracemask stats` has it."""
+    from tracemask.core.vocab import Fidelity
+
+    return ", ".join(f"{label} {rows[label]:,}" for label in sorted(rows, key=Fidelity.of, reverse=True))
 
 
 def _drift(summary: Summary) -> str:

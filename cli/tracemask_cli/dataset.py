@@ -74,7 +74,12 @@ def row_index(dataset: Dataset, text: str) -> int:
     for name in ("id", "trace_id"):
         if text in scalars.get(name, []):
             return scalars[name].index(text)
-    raise UsageError("TM900", where=f"row {text}", what="no row has this id or trace id", fix="see `tracemask stats`")
+    raise UsageError(
+        "TM900",
+        where=f"row {text}",
+        what="no row has this id or trace id",
+        fix="give its number from 0, or an id as `tracemask show DATASET --row 0` prints it",
+    )
 
 
 def weigher(

@@ -42,7 +42,7 @@ def command(
     codes = matching(_split(select)) if select else ()
     fixer = fix_dataset(opened, tokenizer=tokenizer, template=source, codes=codes, unsafe=unsafe_fixes)
     kept = _apply(opened, fixer, out, diff)
-    _print(fixer.changes, kept, out, json)
+    _print(fixer.changes, kept, None if diff else out, json)
     if diff and fixer.changes:
         raise typer.Exit(1)
 

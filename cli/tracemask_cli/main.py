@@ -32,6 +32,9 @@ VERBS: dict[str, tuple[str, str]] = {
     "score": ("score", "Write a model's log-probs of the stored tokens into shards."),
 }
 
+# package that a verb imports -> the extra of ours that brings it
+EXTRAS = {"torch": "train", "transformers": "train", "safetensors": "train", "ray": "ray", "gigatoken": "fast"}
+
 
 class LazyGroup(TyperGroup):
     """Imports a verb's module when the verb is called, not before; lists verbs from the table."""
@@ -47,6 +50,16 @@ class LazyGroup(TyperGroup):
         function = import_module(f"tracemask_cli.{module}").command
         verb.command(name=cmd_name, short_help=summary, context_settings=_HELP)(function)
         return typer.main.get_command(verb)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Name the verb that was meant, as every other unknown name is answered."""
+        if args and not args[0].startswith("-") and args[0] not in VERBS:
+            from difflib import get_close_matches
+
+            near = get_close_matches(args[0], VERBS, n=1)
+            hint = f" Did you mean '{near[0]}'?" if near else ""
+            ctx.fail(f"No such command '{args[0]}'.{hint}")
+        return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:
         """A reader that has seen enough (`| head`) is no failure; click would exit 1, which here means findings."""
@@ -92,7 +105,7 @@ def root(
 
 def main() -> None:
     """Run the command line. Exit codes: 0 clean, 1 findings or too many skipped, 2 could not run."""
-    from tracemask.core.errors import TracemaskError, UsageError
+    from tracemask.core.errors import MissingExtra, TracemaskError, UsageError
 
     try:
         app()
@@ -100,6 +113,14 @@ def main() -> None:
         from tracemask_cli.output import fail
 
         fail(error)
+        sys.exit(2)
+    except ModuleNotFoundError as error:
+        from tracemask_cli.output import fail
+
+        package = (error.name or "").partition(".")[0]
+        if package not in EXTRAS:
+            raise
+        fail(MissingExtra.named(package, EXTRAS[package]))
         sys.exit(2)
     except OSError as error:
         from tracemask_cli.output import fail

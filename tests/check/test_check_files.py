@@ -219,6 +219,15 @@ def test_what_we_export_is_clean_as_another_tool_s_dataset(harbour, tokenizer, t
     assert {group.rule.code for group in report.groups if group.severity.value == "E"} == set()
 
 
+def test_steps_of_a_materialised_dataset_are_no_micro_batches(harbour, tokenizer, tmp_path):
+    from tracemask.recipe.materialize import materialize
+    from tracemask.store.reader import open_dataset
+
+    materialize(open_dataset(str(harbour)), "dapo", str(tmp_path / "out"), groups_per_step=3)
+    report = check_dataset(str(tmp_path / "out"), tokenizer=tokenizer, settings=Settings(select=("TM606",)))
+    assert "TM606" in report.ran and not report.groups
+
+
 @pytest.mark.parametrize("recipe", ["echo", "grpo", "sft"])
 def test_materialised_weights_are_clean_and_echo_may_train_tool_output(harbour, tokenizer, tmp_path, recipe):
     from tracemask.recipe.materialize import materialize

@@ -173,6 +173,7 @@ def _runs(chosen: np.ndarray, message: np.ndarray | None) -> list[tuple[int, int
 
 def _lacks(row: Row, column: str, more: str = "") -> RecipeError:
     what = f"the dataset has no column {column!r}{' ' + more if more else ''}"
-    return RecipeError(
-        "TM603", where=f"row {row.index}", what=what, fix="convert the traces, or name the column (--columns)"
-    )
+    fix = "convert the traces, or name the column (--columns)"
+    if column in CODES and any(name in row.columns for name in ("sampled", "mask", "labels")):
+        fix += "; select = [{ sampled = true }] takes the tokens of the mask or labels"
+    return RecipeError("TM603", where=f"row {row.index}", what=what, fix=fix)

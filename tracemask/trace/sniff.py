@@ -52,7 +52,7 @@ def sniff(file: InputFile) -> InputFile:
             "TM912",
             where=file.rel,
             what=f"no known format fits: {_seen(head)}",
-            fix=f"pass --format; known: {', '.join(FORMATS)}",
+            fix=_fix(head),
         )
     name, reason = next(iter(fits.items()))
     return replace(file, format=name, why=reason)
@@ -87,3 +87,9 @@ def _seen(head: Head) -> str:
         return f"members {', '.join(head.members[:4])}"
     rows = head.dicts()
     return f"the first record has the keys {', '.join(list(rows[0])[:12])}" if rows else "records are no objects"
+
+
+def _fix(head: Head) -> str:
+    if any({"input_ids", "labels", "loss_mask"} & row.keys() for row in head.dicts()):
+        return "rows that are tokenized already need no conversion: check, show, report and train read them as they are"
+    return f"pass --format; known: {', '.join(FORMATS)}"

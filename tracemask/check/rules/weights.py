@@ -125,15 +125,19 @@ class Denominators:
 def _denominators_finish(run: Run) -> Iterator[Finding]:
     held = run.state("TM606", Denominators)
     for name, rows in held.rows.items():
-        cause = _cause(np.array(rows, dtype=np.float64))
+        # a materialized dataset of several steps has a denominator per step, of consecutive rows, on purpose
+        cause = _cause(np.array(rows, dtype=np.float64), steps=bool(run.metadata.get("recipe")))
         if cause:
             first = held.first[name, int(rows[0][0])]
             text = f"denominator.{name} follows {cause}"
             yield Finding("TM606", text, first.place, cause=f"{name}: {cause}", data={"component": name})
 
 
-def _cause(rows: np.ndarray) -> str | None:
-    """What a denominator follows that it must not; None where it is one number, or follows trained tokens or groups."""
+def _cause(rows: np.ndarray, *, steps: bool = False) -> str | None:
+    """What a denominator follows that it must not; None where it is one number, or follows trained tokens or groups.
+
+    steps: consecutive rows may be a step, known from the recipe in the metadata.
+    """
     _, given, counted, size = rows.T
     if len(rows) < 4 or np.ptp(given) == 0:
         return None
@@ -144,6 +148,8 @@ def _cause(rows: np.ndarray) -> str | None:
         whole = given / np.maximum(size, 1)
         if np.ptp(whole) <= 1e-6 * abs(whole).max():
             return "the whole length of the row, context or padding included"
+    if steps:
+        return None
     runs = _runs(given)
     for batch in runs:
         if len(batch) < 2:
@@ -181,7 +187,8 @@ def denominator_depends(view: View) -> Iterator[Finding]:
     **How to fix.** Divide by the count of the whole step; `tracemask materialize` writes such denominators.
 
     **Limits.** Denominators that differ by group or by row for their own trained tokens are normalizers, and pass. Four
-    rows at least.
+    rows at least. In shards of `tracemask materialize` consecutive rows may be a step: only a row's length is
+    tested there.
     """
     held, block = view.run.state("TM606", Denominators), view.block
     for name, stream in block.weights.items():
