@@ -103,7 +103,11 @@ class SoftOverlong(Strict):
 
 
 class RewardSpec(Strict):
-    """Which scalar is the reward, what happens where it is missing, and what is subtracted before the baseline."""
+    """Which scalar is the reward, what happens where it is missing, and what is subtracted before the baseline.
+
+    column: gae and reward_to_go read the per-token column of that name where rows have one; `call_reward` holds the
+    rewards of single calls.
+    """
 
     column: str = "reward"
     missing: Literal["error", "exclude"] = "exclude"

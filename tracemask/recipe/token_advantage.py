@@ -17,20 +17,22 @@ def token_advantage(recipe: Recipe, row: Row, reward: float, *, excluded: str = 
     """float64[T]: the advantage of each policy token, 0 elsewhere.
 
     per_token reads the column `advantage`. gae and reward_to_go walk over the policy's tokens as if they were adjacent,
-    observations skipped; value[t] is the critic's estimate before token t; rewards come from the column `reward`
-    (float[T], summed where observations lie between), else `reward` is paid at the row's last policy token.
+    observations skipped; value[t] is the critic's estimate before token t; rewards come from the column that the
+    recipe's reward.column names (float[T], summed where observations lie between; a policy token's NaN
+    leaves the row out): `reward`, or `call_reward`. Without it `reward` is paid at the row's last policy token.
     excluded: why the rollout has no reward; anything but a missing reward leaves NaN.
     Raises RecipeError TM603 for a missing column, TM101 for one of another length.
     """
-    must_fit(row, (*SELECTED_BY, "value", "reward", "advantage"))
+    must_fit(row, (*SELECTED_BY, "value", recipe.reward.column, "advantage"))
     policy = policy_tokens(row)
     estimator = recipe.advantage.estimator
     out = np.zeros(len(row))
-    given = row.get("reward")
+    given = row.get(recipe.reward.column)
     if excluded and not (excluded == "missing_reward" and (estimator == "per_token" or given is not None)):
         return np.full(len(row), np.nan)
     if estimator == "per_token":
         out[:] = _column(row, "advantage")
+        out[np.isnan(out) & ~policy] = 0.0
         return out * recipe.advantage.multiply
     at = np.flatnonzero(policy)
     if not len(at):
@@ -95,8 +97,10 @@ def _paid(given: np.ndarray | None, at: np.ndarray, reward: float) -> np.ndarray
         rewards = np.zeros(len(at))
         rewards[-1] = reward
         return rewards
+    rewards = np.array(given, dtype=np.float64)
+    rewards[np.isnan(rewards) & ~np.isin(np.arange(len(rewards)), at)] = 0.0
     owner = np.maximum(np.searchsorted(at, np.arange(len(given)), side="right") - 1, 0)
-    return np.bincount(owner, weights=np.asarray(given, dtype=np.float64), minlength=len(at))
+    return np.bincount(owner, weights=rewards, minlength=len(at))
 
 
 def _discounted(values_T: np.ndarray, factor: float) -> np.ndarray:

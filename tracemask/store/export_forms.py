@@ -117,9 +117,9 @@ def _logprobs(row: Row, loss: InLoss) -> np.ndarray:
 
 def _advantage(row: Row, loss: InLoss) -> float | None:
     values = row.get("advantage")
-    if values is None:
+    chosen = np.zeros(0) if values is None else values[loss.mask]
+    if values is None or (len(chosen) and np.isnan(chosen).all()):
         return row.scalars.get("advantage")
-    chosen = values[loss.mask]
     if len(chosen) and (chosen != chosen[0]).any():
         what = "the advantage differs from token to token; prime-rl has one a sample"
         raise StoreError("TM501", where=f"row {row.index}", what=what, fix="use a recipe with one advantage a rollout")
