@@ -1,7 +1,8 @@
 """Rendering measured against raw encoding, the package `renderers` and apply_chat_template's assistant mask.
 
 All contenders run interleaved in one process on one thread; figures are medians. Needs fixtures/fetch.py's cache;
-`renderers` and transformers are compared where they are installed.
+`renderers` and transformers are compared where they are installed; what could not be measured is named in the
+result with the reason. Raw encoding is one string a conversation, with ids taken out as lists, and no labels.
 
     python bench/render.py [--traces 200] [--repeats 3] [--out bench/results/render.json]
 """
@@ -124,7 +125,9 @@ def interleaved(contenders: dict[str, Callable[[], Any]], repeats: int) -> dict[
 class Subject:
     """One real tokenizer with its template, and traces to render."""
 
-    def __init__(self, name: str, traces: list[Trace]) -> None:
+    def __init__(self, name: str, traces: list[Trace], missing: dict[str, str]) -> None:
+        self.name = name
+        self.missing = missing
         self.folder = CACHE / "tokenizers" / name
         self.traces = traces
         self.slow = Tokenizer.load(self.folder)
@@ -143,9 +146,15 @@ class Subject:
             tokenizer = Tokenizer.load(self.folder, backend="gigatoken")
             tokenizer.encode("warm")
         except Exception as error:
-            print(f"gigatoken is left out: {error}")
+            self.leave_out("gigatoken", error)
             return None
         return tokenizer
+
+    def leave_out(self, contender: str, why: object) -> None:
+        """Names a contender that cannot be measured on this tokenizer."""
+        self.missing[f"{self.name}: {contender}"] = (
+            f"{type(why).__name__}: {why}" if isinstance(why, Exception) else str(why)
+        )
 
     def ours(self, tokenizer: Tokenizer, template: Template) -> Callable[[], Any]:
         """The whole way from traces to samples; what one round encoded is forgotten before the next."""
@@ -177,12 +186,12 @@ def peer(subject: Subject, name: str) -> tuple[Callable[[], Any], float] | None:
         import renderers
         from transformers import AutoTokenizer
     except ImportError as error:
-        print(f"renderers is left out: {error}")
+        subject.leave_out("renderers", error)
         return None
     try:
         made = getattr(renderers, name)(AutoTokenizer.from_pretrained(subject.folder))
-    except AssertionError as error:
-        print(f"{name} refuses this tokenizer: {error}")
+    except Exception as error:  # the package asserts and raises of many kinds
+        subject.leave_out(f"renderers.{name}", error)
         return None
 
     def run() -> list[Any]:
@@ -196,7 +205,8 @@ def assistant_masks(subject: Subject) -> Callable[[], Any] | None:
     """apply_chat_template with the training template of trl, which marks replies."""
     try:
         from transformers import AutoTokenizer
-    except ImportError:
+    except ImportError as error:
+        subject.leave_out("apply_chat_template with assistant mask", error)
         return None
     tokenizer = AutoTokenizer.from_pretrained(subject.folder)
     template = (CACHE / "templates" / "qwen3_training.jinja").read_text(encoding="utf-8")
@@ -257,12 +267,16 @@ def ratios(taken: dict[str, dict[str, float]], against: str) -> dict[str, float]
 
 def measure(arguments: argparse.Namespace) -> dict[str, Any]:
     corpus = Corpus()
-    out: dict[str, Any] = {"machine": machine(), "seed": SEED, "traces": arguments.traces}
+    missing: dict[str, str] = {
+        "worker against others": "the template's process is not in this process's time: wall seconds only",
+        "wall seconds": "of a shared machine: ratios are of processor time",
+    }
+    out: dict[str, Any] = {"machine": machine(), "seed": SEED, "traces": arguments.traces, "not measured": missing}
     for label, group in (("ungrouped", 1), ("grouped by 8", 8)):
-        subject = Subject("qwen3", corpus.agents(arguments.traces, group))
+        subject = Subject("qwen3", corpus.agents(arguments.traces, group), missing)
         taken = interleaved(subject.contenders(), arguments.repeats)
         out[label] = {"tokens": subject.tokens, "taken": taken, "times raw": ratios(taken, "raw encode_batch_fast")}
-        print(label, json.dumps(out[label]["times raw"]))
+        print(label, json.dumps(out[label]["times raw"]), flush=True)
     out["peers"] = {}
     few = max(arguments.traces // 3, 4)
     for name, made, traces in (
@@ -270,13 +284,17 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
         ("llama3_1", "Llama3Renderer", corpus.chats(few)),
         ("deepseek_v3", "DeepSeekV3Renderer", corpus.chats(few)),
     ):
-        subject = Subject(name, traces)
+        subject = Subject(name, traces, missing)
         contenders = subject.contenders()
         found = peer(subject, made)
-        if found is None:
-            continue
-        contenders["renderers"], same = found
+        same = None
+        if found is not None:
+            contenders["renderers"], same = found
         masks = assistant_masks(subject) if name == "qwen3" else None
+        if name != "qwen3":
+            subject.leave_out(
+                "apply_chat_template with assistant mask", "trl's marked template is compared on Qwen3 only"
+            )
         if masks is not None:
             contenders["apply_chat_template with assistant mask"] = masks
         taken = interleaved(contenders, arguments.repeats)
@@ -284,10 +302,13 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
             "tokens": subject.tokens,
             "same ids as renderers": same,
             "taken": taken,
-            "times renderers": ratios(taken, "renderers"),
+            "times raw": ratios(taken, "raw encode_batch_fast"),
+            "times renderers": ratios(taken, "renderers") if found is not None else None,
         }
-        print(name, "same ids", same, json.dumps(out["peers"][name]["times renderers"]))
+        print(name, "same ids", same, json.dumps(out["peers"][name]["times renderers"]), flush=True)
     out["scaling"] = scaling(corpus, arguments.repeats)
+    out["machine"]["load at the end"] = [round(value, 1) for value in os.getloadavg()]
+    print("not measured", json.dumps(missing, indent=1))
     print("slope", out["scaling"]["slope"], "renders at 160 replies", out["scaling"]["renders_at_160"])
     return out
 

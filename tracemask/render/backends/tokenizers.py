@@ -9,6 +9,9 @@ import numpy as np
 from tracemask.core.errors import RenderError
 from tracemask.render.backends import flattened
 
+AT_ONCE = 128
+"""Texts in one call of the package: its encodings take a hundred bytes a token, and stay in the cache so."""
+
 
 class Tokenizers:
     """encode_batch_fast on a tokenizer.json; `offsets` where character positions cannot be derived from bytes."""
@@ -25,7 +28,12 @@ class Tokenizers:
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """Ids of each text."""
-        return [item.ids for item in self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)]
+        batch = list(texts)
+        ids: list[list[int]] = []
+        for at in range(0, len(batch), AT_ONCE):
+            encoded = self._tokenizer.encode_batch_fast(batch[at : at + AT_ONCE], add_special_tokens=False)
+            ids += [item.ids for item in encoded]
+        return ids
 
     def encode_flat(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
         """All ids in one array, and how many each text has."""
