@@ -122,7 +122,7 @@ def killed(tmp_path: Path, kills: int, seed: int) -> dict[str, int]:
 
 
 def test_a_conversion_killed_at_random_moments_ends_with_the_same_bytes(tmp_path: Path) -> None:
-    seen = killed(tmp_path, kills=2, seed=2)
+    seen = killed(tmp_path, kills=3, seed=2)
     assert seen["different"] == 0
     assert seen["partial"] > 0
 
@@ -130,9 +130,10 @@ def test_a_conversion_killed_at_random_moments_ends_with_the_same_bytes(tmp_path
 @pytest.mark.slow
 @pytest.mark.timeout(1500)
 def test_a_hundred_killed_conversions_end_with_the_same_bytes(tmp_path: Path) -> None:
-    seen = killed(tmp_path, kills=50, seed=3)
+    seen = killed(tmp_path, kills=100, seed=3)
     assert seen["different"] == 0
-    assert seen["killed"] >= 80
+    assert seen["killed"] >= 100
+    assert seen["partial"] > 0
     assert seen["temporaries"] > 0
 
 
