@@ -9,6 +9,7 @@ from report_rows import make_row
 
 from tracemask.core.vocab import Author
 from tracemask.report.diff import align, compare, lines
+from tracemask.store.row import Row
 
 IDS = st.lists(st.integers(0, 5), max_size=30)
 
@@ -53,3 +54,14 @@ def test_another_tokenization_of_the_same_text_is_shown_with_both_ids(small):
     first = changes[0]
     assert " ".join(map(str, a["token_ids"][first.a_start : first.a_end].tolist())) in text
     assert " ".join(map(str, b["token_ids"][first.b_start : first.b_end].tolist())) in text
+
+
+def test_the_same_loss_under_another_name_is_no_difference(small):
+    a = make_row(small, [(Author.USER, "question", False), (Author.POLICY, " answer", True)])
+    labels = np.where(a["sampled"], a["token_ids"], -100)
+    exported = Row(0, {"token_ids": a["token_ids"], "labels": labels})
+    assert compare(a, exported) == []
+    labels = labels.copy()
+    labels[0] = a["token_ids"][0]
+    (change,) = compare(a, Row(0, {"token_ids": a["token_ids"], "labels": labels}))
+    assert (change.kind, change.a_start, change.a_end, change.detail) == ("weight", 0, 1, "sampled/labels 0 → 1")

@@ -113,7 +113,7 @@ def _same_ids(a: Row, b: Row, a0: int, a1: int, b0: int) -> Iterator[Change]:
         for start, end in _stretches(left, right):
             detail = f"{_author(left[start])} → {_author(right[start])}"
             yield Change("author", a0 + start, a0 + end, b0 + start, b0 + end, detail)
-    weights_a, weights_b = stored_weights(a), stored_weights(b)
+    weights_a, weights_b = _named_alike(stored_weights(a), stored_weights(b))
     for name in dict.fromkeys((*weights_a, *weights_b)):
         zero = np.zeros(size, np.float32)
         left = weights_a[name][a0:a1] if name in weights_a else zero
@@ -121,6 +121,14 @@ def _same_ids(a: Row, b: Row, a0: int, a1: int, b0: int) -> Iterator[Change]:
         for start, end in _stretches(left, right):
             detail = f"{visible(name)} {float(left[start]):g} → {float(right[start]):g}"
             yield Change("weight", a0 + start, a0 + end, b0 + start, b0 + end, detail)
+
+
+def _named_alike(a: dict[str, np.ndarray], b: dict[str, np.ndarray]) -> tuple[dict[str, np.ndarray], ...]:
+    """One stream on each side says what is trained, whatever its name: sampled, labels, a component."""
+    if len(a) == len(b) == 1 and a.keys() != b.keys():
+        name = "/".join((*a, *b))
+        return {name: next(iter(a.values()))}, {name: next(iter(b.values()))}
+    return a, b
 
 
 def _author(code: int) -> str:
