@@ -16,6 +16,9 @@ def command(
     ],
     tokenizer: Annotated[str | None, typer.Option("--tokenizer", "-t", help="Folder or tokenizer.json.")] = None,
     template: Annotated[str | None, typer.Option(help="Chat template file (default: the tokenizer's own).")] = None,
+    date: Annotated[
+        str | None, typer.Option(metavar="YYYY-MM-DD", help="Day that the template prints; default: 2026-01-01.")
+    ] = None,
     traces: Annotated[
         str | None, typer.Option(help="The rollout log behind the rows, for rules about messages.")
     ] = None,
@@ -63,7 +66,7 @@ def command(
         _base(config, paths[0]),
         select=_split(select), ignore=_pairs(ignore, "ignore"), require=_split(require), fail_on=_severity(fail_on),
         tolerance=_tolerances(tolerance), baseline=baseline, columns=_columns(columns), tokenizer=tokenizer,
-        template=template, eval_path=eval_path, max_tokens=max_tokens, group_size=group_size,
+        template=template, date=date, eval_path=eval_path, max_tokens=max_tokens, group_size=group_size,
         pre_shifted=pre_shifted or None,
     )  # fmt: skip
     render = FORMATS["json" if json else format]

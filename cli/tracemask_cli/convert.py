@@ -24,6 +24,9 @@ def command(
     template_kwarg: Annotated[
         list[str] | None, typer.Option(metavar="KEY=JSON", help="Variable for the template; repeatable.")
     ] = None,
+    date: Annotated[
+        str | None, typer.Option(metavar="YYYY-MM-DD", help="Day that templates print; default: 2026-01-01.")
+    ] = None,
     history: Annotated[str, typer.Option(help="Text-only turns: auto, as_rendered or per_turn.")] = "auto",
     control_text: Annotated[str, typer.Option(help="Control-token text in content: text or ids.")] = "text",
     stop: Annotated[list[str] | None, typer.Option(help="A further stop token; repeatable.")] = None,
@@ -63,6 +66,7 @@ def command(
         control_text="ids" if control_text == "ids" else "text",
         stop=tuple(stop) if stop else None,
         backend=backend,
+        date=date,
     )
     with progress("convert", unit="records") as advance:
         summary = convert(

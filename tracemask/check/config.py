@@ -44,7 +44,9 @@ class Tolerance:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What to run and what counts. ignore: selector → reason. examples: findings kept per rule and cause."""
+    """What to run and what counts. ignore: selector → reason. examples: findings kept per rule and cause.
+    date: ISO, the day that the template prints.
+    """
 
     select: tuple[str, ...] = ()
     ignore: Mapping[str, str] = field(default_factory=dict)
@@ -58,6 +60,7 @@ class Settings:
     columns: Mapping[str, str] = field(default_factory=dict)
     tokenizer: str | None = None
     template: str | None = None
+    date: str | None = None
 
     def __post_init__(self) -> None:
         for selector, reason in self.ignore.items():

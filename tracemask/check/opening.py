@@ -73,13 +73,13 @@ def load_tokenizer(tokenizer: Any) -> Tokenizer | None:
     return Tokenizer.load(tokenizer)
 
 
-def load_template(template: Any, tokenizer: Tokenizer | None) -> Template | None:
-    """Jinja source becomes a Template; none given: the tokenizer's own."""
+def load_template(template: Any, tokenizer: Tokenizer | None, date: str | None = None) -> Template | None:
+    """Jinja source becomes a Template that prints `date` (ISO); none given: the tokenizer's own."""
     if template is None and tokenizer is not None:
         template = tokenizer.chat_template
     if not isinstance(template, str):
         return template
-    from tracemask.render.template import Template
+    from tracemask.render.template import Template, day_of
 
     strings = tokenizer.token_strings if tokenizer is not None else {}
-    return Template(template, tokens=strings)
+    return Template(template, tokens=strings, date=day_of(date))

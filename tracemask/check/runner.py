@@ -70,7 +70,8 @@ class Session:
         self.baseline_out = baseline_out
         self.ignored: Counter[str] = Counter()
         loaded = load_tokenizer(tokenizer)
-        self.run = Run(tokenizer=loaded, template=load_template(template, loaded), options=settings.options)
+        opened = load_template(template, loaded, settings.date)
+        self.run = Run(tokenizer=loaded, template=opened, options=settings.options)
         self.ran: set[str] = set()
         self.have: set[Need] = set()
         self.rows = self.tokens = self.traces = 0

@@ -115,7 +115,7 @@ def _rendered(paths: Sequence[str], session: Session, template: str | None) -> I
     from tracemask.store.rows import of_sample
 
     assert session.run.tokenizer is not None
-    renderer = Renderer(session.run.tokenizer, template=template)
+    renderer = Renderer(session.run.tokenizer, template=template, date=session.settings.date)
     index = 0
     for path in paths:
         for batch in _batches(_traces([path], session), BATCH):

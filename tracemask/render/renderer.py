@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from datetime import date
 from pathlib import Path
 from typing import Any, Literal
 
@@ -26,14 +27,14 @@ from tracemask.render.rows import Assembler
 from tracemask.render.sample import Sample
 from tracemask.render.stability import Stability
 from tracemask.render.stream import Piece, add_runs
-from tracemask.render.template import Template
+from tracemask.render.template import Template, day_of
 from tracemask.render.text import RenderedText
 from tracemask.render.tokenizer import Tokenizer
 from tracemask.render.turns import Turns, learn_stop
 from tracemask.trace.chat import to_chat
 from tracemask.trace.model import Message, Trace
 
-RENDERER_VERSION = "1"
+RENDERER_VERSION = "2"
 """Changes whenever the same trace could give other tokens or labels."""
 
 
@@ -44,15 +45,16 @@ class Renderer:
     default: the tokenizer's own. template_kwargs: passed to the template; a trace's own kwargs win over them.
     history: what becomes of text-only replies that a later render cuts ("auto" forks, "as_rendered" reports,
     "per_turn" makes a row of each). control_text: "text" (content cannot write control tokens) or "ids".
-    stop: further stop tokens, ids or texts. Raises RenderError, UsageError.
+    stop: further stop tokens, ids or texts. date: the day (ISO) that templates print with strftime_now; default: the
+    template's own, for text PINNED_DATE. Raises RenderError, UsageError.
     """
 
     def __init__(self, tokenizer: str | Path | Tokenizer, template: str | Path | Template | None = None,
                  template_kwargs: Mapping[str, Any] | None = None, history: str = "auto",
                  control_text: Literal["text", "ids"] = "text", stop: Sequence[int | str] | None = None,
-                 backend: str = "auto") -> None:  # fmt: skip
+                 backend: str = "auto", date: date | str | None = None) -> None:  # fmt: skip
         self.tokenizer = tokenizer if isinstance(tokenizer, Tokenizer) else Tokenizer.load(tokenizer, backend=backend)
-        self.template = _template(template, self.tokenizer)
+        self.template = _template(template, self.tokenizer, day_of(date))
         self.template_kwargs = dict(template_kwargs or {})
         self.history = _history(history)
         if control_text not in ("text", "ids"):
@@ -100,6 +102,8 @@ class Renderer:
         return self._plan(trace, self._open(trace))
 
     def _open(self, trace: Trace) -> list[tuple[list[Message], Conversation]]:
+        if not trace.messages:
+            raise RenderError("TM904", where=f"trace {trace.id}", what="it has no messages", fix="leave it out")
         return [
             (branch, self._conversation([to_chat(message) for message in branch], trace.tools, trace.template_kwargs))
             for branch in trace.branches()
@@ -224,9 +228,9 @@ def _history(name: str) -> History:
         raise UsageError("TM902", what=f"unknown history {name!r}", fix=f"known: {known}") from None
 
 
-def _template(template: str | Path | Template | None, tokenizer: Tokenizer) -> Template:
+def _template(template: str | Path | Template | None, tokenizer: Tokenizer, day: date | None) -> Template:
     if isinstance(template, Template):
-        return template
+        return template if day is None else template.on(day)
     if isinstance(template, Path):
         source, name = template.read_text(encoding="utf-8"), template.name
     elif template is not None:
@@ -237,7 +241,7 @@ def _template(template: str | Path | Template | None, tokenizer: Tokenizer) -> T
         raise RenderError(
             "TM920", where=tokenizer.path, what="the tokenizer has no chat template", fix="pass template=…"
         )
-    return Template(source, name=name, tokens=tokenizer.token_strings)
+    return Template(source, name=name, tokens=tokenizer.token_strings, date=day)
 
 
 __all__ = ["RENDERER_VERSION", "Renderer", "Renders", "Run"]

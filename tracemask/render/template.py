@@ -15,6 +15,16 @@ from tracemask.render.text import RenderedText
 PINNED_DATE = date(2026, 1, 1)
 
 
+def day_of(given: date | str | None) -> date | None:
+    """A date as it is or from ISO text. Raises UsageError TM900 for other text."""
+    if not isinstance(given, str):
+        return given
+    try:
+        return date.fromisoformat(given)
+    except ValueError:
+        raise UsageError("TM900", what=f"date {given!r}", fix="write it as 2026-08-01") from None
+
+
 class Template:
     """One chat template, ready to render.
 
@@ -78,6 +88,10 @@ class Template:
             except RenderError as error:
                 outcomes.append(error)
         return outcomes
+
+    def on(self, day: date) -> Template:
+        """The same template on another day."""
+        return Template(**{**self.__getstate__(), "date": day})
 
     def __getstate__(self) -> dict[str, Any]:
         return {

@@ -45,7 +45,7 @@ _RENDER_AT_ONCE = 32  # traces whose runs are encoded in one batch
 class RenderConfig:
     """What a Renderer is made of, as plain values that travel to workers.
 
-    tokenizer: folder or file. template: Jinja source text, None: the tokenizer's own.
+    tokenizer: folder or file. template: Jinja source text, None: the tokenizer's own. date: ISO, None: the pinned one.
     """
 
     tokenizer: str
@@ -55,6 +55,7 @@ class RenderConfig:
     control_text: Literal["text", "ids"] = "text"
     stop: tuple[str, ...] | None = None
     backend: str = "auto"
+    date: str | None = None
 
     def build(self) -> Renderer:
         """The renderer; one per process and configuration."""
@@ -73,6 +74,7 @@ def _renderer(config: RenderConfig) -> Renderer:
         control_text=config.control_text,
         stop=config.stop,
         backend=config.backend,
+        date=config.date,
     )
 
 
