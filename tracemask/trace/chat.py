@@ -51,6 +51,8 @@ def trace_from_chat(
     from tracemask.trace.invariants import refuse_broken
 
     converted = messages_from_chat(messages)
+    if not converted:
+        raise TraceError("TM911", where="messages", what="no messages", fix="give at least one")
     for name, value in (("tools", tools), *scalars.items()):
         refuse_unstorable(value, name)
     if "id" not in scalars:
