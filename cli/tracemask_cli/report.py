@@ -18,6 +18,7 @@ def command(
     title: Annotated[str | None, typer.Option(help="Title; default the dataset's name.")] = None,
 ) -> None:
     """Write a self-contained HTML page: tokens by author, weights under each normalizer, findings. Works offline."""
+    from dataclasses import replace
     from pathlib import Path
 
     from tracemask.report.html import page
@@ -33,7 +34,7 @@ def command(
         from tracemask.check.runner import check_dataset
 
         result = check_dataset(data, tokenizer=loaded)
-        findings = result.findings
+        findings = [replace(finding, severity=group.severity) for group in result.groups for finding in group.examples]
         names = {group.rule.code: group.rule.name for group in result.groups}
         found = {(group.rule.code, group.cause or ""): (group.findings, group.rows) for group in result.groups}
     view = Page(

@@ -167,6 +167,7 @@ class Page:
 
     def _finding(self, finding: Finding) -> dict[str, Any]:
         out: dict[str, Any] = {"code": finding.code, "message": plain(finding.message), "token": finding.place.token}
+        out["severity"] = "" if finding.severity is None else finding.severity.value
         expected = finding.data.get("expected_ids")
         if isinstance(expected, (list, tuple)) and expected:
             out["expected"] = Speller(self.tokenizer).text([int(token) for token in expected[:16]])
@@ -179,6 +180,7 @@ class Page:
         return [
             {
                 "code": code,
+                "severity": "" if found[0].severity is None else found[0].severity.value,
                 "name": self.rule_names.get(code, ""),
                 "cause": plain(cause),
                 "count": self.found.get((code, cause), (len(found),))[0],

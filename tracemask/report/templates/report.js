@@ -118,7 +118,7 @@
   function findingLine(f, rowIndex) {
     const p = el("p"), a = el("a", "", "row " + D.rows[rowIndex].index + (f.token != null ? ", token " + f.token : ""));
     a.href = "#row=" + rowIndex + (f.token != null ? "&token=" + f.token : "");
-    p.append(el("span", "code", f.code), " ", a, " ", f.message);
+    p.append(el("span", "code " + f.severity, f.code), " ", a, " ", f.message);
     return p;
   }
 
@@ -185,7 +185,7 @@
   if (!D.findings.length) list.append(el("p", "dim", D.checked ? "none" : "not checked"));
   for (const g of D.findings) {
     const box = el("details"), head = el("summary");
-    head.append(el("span", "code", g.code), " " + g.name + " · " + num(g.count) + (g.count === 1 ? " place" : " places") + " in " + num(g.rows) + (g.rows === 1 ? " row" : " rows") + (g.cause ? " · one cause: " + g.cause : ""));
+    head.append(el("span", "code " + g.severity, (g.severity ? g.severity + " " : "") + g.code), " " + g.name + " · " + num(g.count) + (g.count === 1 ? " place" : " places") + (g.rows ? " in " + num(g.rows) + (g.rows === 1 ? " row" : " rows") : "") + (g.cause ? " · one cause: " + g.cause : ""));
     box.append(head);
     for (const [rowIndex, f] of g.examples) box.append(rowIndex < 0 ? el("p", "", f.message) : findingLine(f, rowIndex));
     list.append(box);
