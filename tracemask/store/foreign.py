@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -28,7 +29,7 @@ _LOOK = 64  # JSON lines looked at for the names and kinds of fields
 _KEEP = 4  # Parquet row groups held
 
 
-class Records:
+class Records(ABC):
     """One file's records, decoded when asked for: the part of a source that a file format provides."""
 
     where: str
@@ -36,9 +37,9 @@ class Records:
     lists: list[str]  # fields that hold one list of numbers a record
     others: list[str]  # every other field
 
+    @abstractmethod
     def get(self, i: int) -> Mapping[str, Any]:
         """Record `i`: lists as numpy arrays or Python lists, scalars as Python values."""
-        raise NotImplementedError
 
     def column(self, name: str) -> list[Any]:
         """One field of every record."""
