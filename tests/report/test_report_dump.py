@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from report_rows import make_row
 
+from tracemask.check import check_dataset
 from tracemask.core.finding import Finding, Place
 from tracemask.core.vocab import AUTHOR_LETTER, Author
 from tracemask.report.dump import View, dump, glyph, weight_label
@@ -142,3 +143,16 @@ def test_a_window_shows_only_the_neighbourhood_of_a_token(small):
     lines = [line.plain for line in dump(row, small, view=View(at=100, around=5, ids=True))]
     shown = [int(token) for line in lines if "#│" in line for token in line.split("#│")[1].split()]
     assert shown == row["token_ids"][95:106].tolist()
+
+
+def test_sampled_and_trained_ids_stand_side_by_side_where_they_differ(small):
+    trained, sampled = small.encode("harbour"), small.encode("har") + small.encode("bour")
+    assert trained != sampled
+    row = make_row(small, [(Author.POLICY, "harbour", True)])
+    row.columns["sampled_ids"] = np.array(sampled, np.int32)
+    row.columns["mask"] = row["sampled"]
+    found = [f for f in check_dataset([row], tokenizer=small).findings if f.code == "TM202"]
+    text = "\n".join(line.plain for line in dump(row, small, view=View(findings=found)))
+    same = next(k for k, (a, b) in enumerate(zip(trained, sampled, strict=False)) if a != b)
+    for sign, name, ids in (("−", "trained", trained[same:]), ("+", "sampled", sampled[same:])):
+        assert f"{sign}│{name} {Speller(small).text(ids)}  [{' '.join(map(str, ids))}]" in text

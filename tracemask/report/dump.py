@@ -156,6 +156,18 @@ def _run_lines(row: Row, run: Run, speller: Speller, view: View, margin: int) ->
             if token is not None and run.start + start <= token < run.start + end:
                 what = f"{finding.code} {plain(finding.message)}"
                 yield Text(f"{blank}^│token {token} (id {int(ids[token - run.start])}): {what}", style="bold red")
+                yield from _both_sides(finding, speller, blank)
+
+
+def _both_sides(finding: Finding, speller: Speller, blank: str) -> Iterator[Text]:
+    """What is trained against what was sampled, where a finding knows both: text and ids, one line each."""
+    from rich.text import Text
+
+    for sign, name, key in (("−", "trained", "trained_ids"), ("+", "sampled", "expected_ids")):
+        held = finding.data.get(key)
+        if isinstance(held, list) and held:
+            ids = [int(token) for token in held]
+            yield Text(f"{blank}{sign}│{name} {speller.text(ids)}  [{' '.join(map(str, ids))}]", style="red")
 
 
 def _collapsed(row: Row, run: Run, speller: Speller, margin: int) -> Text:

@@ -105,6 +105,7 @@ def sampled_differs(view: View) -> Iterator[Finding]:
         )  # fmt: skip
 
 
+SHOWN = 16  # ids kept on each side of a difference, for the views that lay them side by side
 ENGINE_IDS = ("sampled_ids", "completion_ids", "response_ids", "completion_token_ids")
 
 
@@ -138,7 +139,11 @@ def _against_engine(view: View) -> Iterator[Finding]:
         same = prefix(trained, engine.tolist())
         token = int(places[min(same, len(places) - 1)]) if len(places) else 0
         text = f"{len(trained)} trained ids differ from the {len(engine)} sampled ones, first at trained token {same}"
-        yield block.finding("TM202", i, text, token=token, cause="re-tokenized")
+        both = {
+            "trained_ids": trained[same : same + SHOWN].tolist(),
+            "expected_ids": engine[same : same + SHOWN].tolist(),
+        }
+        yield block.finding("TM202", i, text, token=token, cause="re-tokenized", **both)
 
 
 def _recorded(view: View, where: str, code: str) -> Iterator[Finding]:
