@@ -20,7 +20,7 @@ from store_rows import ROLLOUTS, TOKENIZER, files
 
 import tracemask.render.renderer  # noqa: F401  (loaded before the forks, so that a child starts with the work)
 from tracemask.store.convert import RenderConfig, convert
-from tracemask.store.folder import TEMPORARY
+from tracemask.store.sink import TEMPORARY
 
 
 def work(out: Path) -> None:

@@ -17,7 +17,7 @@ import pytest
 from store_rows import dataset, files, rows
 
 from tracemask.core.errors import StoreError, TracemaskError
-from tracemask.store import folder as folders
+from tracemask.store import sink as sinks
 from tracemask.store.commit import prepare, valid_receipt, write_dataset
 from tracemask.store.folder import open_folder, put
 from tracemask.store.lock import LOCK, locked
@@ -214,7 +214,7 @@ def test_a_lock_left_in_an_object_store_is_taken_only_by_force() -> None:
 def full_disk(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
     """A local disk that takes `room` more bytes and then says it is full."""
     left = {"room": 0}
-    real = folders._LocalSink.__init__
+    real = sinks.LocalSink.__init__
 
     class Full:
         def __init__(self, file: Any) -> None:
@@ -234,7 +234,7 @@ def full_disk(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
         real(self, root, name)
         self._file = Full(self._file)
 
-    monkeypatch.setattr(folders._LocalSink, "__init__", init)
+    monkeypatch.setattr(sinks.LocalSink, "__init__", init)
     return left
 
 
@@ -249,7 +249,7 @@ def test_a_full_disk_is_said_and_leaves_nothing_half_committed(
     assert "No space left" in error.value.what
     assert "free some space" in error.value.fix
     left = {path.name for path in tmp_path.iterdir()}
-    assert not any(name.startswith(folders.TEMPORARY) for name in left)
+    assert not any(name.startswith(sinks.TEMPORARY) for name in left)
     assert MANIFEST not in left
     for name in (name for name in left if name.endswith(".receipt.json")):
         assert name.replace(".receipt.json", ".arrow") in left

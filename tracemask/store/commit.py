@@ -8,7 +8,7 @@ from typing import Any
 from tracemask.core.errors import StoreError
 from tracemask.core.fingerprint import fingerprint
 from tracemask.store.counts import Counts
-from tracemask.store.folder import TEMPORARY, Folder, open_folder, put
+from tracemask.store.folder import Folder, open_folder, put
 from tracemask.store.lock import locked
 from tracemask.store.manifest import (
     MANIFEST,
@@ -25,6 +25,7 @@ from tracemask.store.manifest import (
     unseal,
 )
 from tracemask.store.row import Row
+from tracemask.store.sink import TEMPORARY
 from tracemask.store.writer import ShardWriter
 
 

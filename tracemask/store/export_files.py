@@ -12,7 +12,8 @@ import numpy as np
 
 from tracemask.core.errors import StoreError
 from tracemask.core.registry import Table
-from tracemask.store.folder import Folder, Sink, put
+from tracemask.store.folder import Folder, put
+from tracemask.store.sink import Sink
 from tracemask.store.writer import Writable
 
 if TYPE_CHECKING:

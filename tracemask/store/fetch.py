@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from tracemask.core.errors import UsageError
-from tracemask.store.folder import write_errors
+from tracemask.store.sink import write_errors
 
 Paths = str | os.PathLike[str] | list[str | os.PathLike[str]]
 

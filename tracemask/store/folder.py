@@ -5,44 +5,13 @@ Local: temporary file in the same folder, fsync, `os.replace`, fsync of the fold
 
 from __future__ import annotations
 
-import contextlib
-import errno
 import hashlib
-import itertools
 import os
-from collections import deque
-from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any, Protocol
+from typing import Protocol
 
-from tracemask.core.errors import StoreError, UsageError
-
-TEMPORARY = ".tmp-"
-_SMALL, _GATHERED = 1 << 16, 1 << 20  # bytes: smaller writes are gathered, up to this
-_HASH_BACKLOG = 16  # buffers that wait for their hash
-_serial = itertools.count()
-
-
-class Sink(Protocol):
-    """Bytes on their way to a name: nothing is visible before `commit`, nothing remains after `abort`."""
-
-    def write(self, data: Any) -> int: ...
-    @property
-    def size(self) -> int:
-        """Bytes written so far."""
-        ...
-
-    def settle(self, size: int) -> None:
-        """Waits until the memory of the first `size` bytes is no longer read: it may be written over."""
-        ...
-
-    def commit(self) -> tuple[int, str]:
-        """Makes the bytes visible under their name; returns (size, sha256)."""
-        ...
-
-    def abort(self) -> None: ...
+from tracemask.core.errors import UsageError
+from tracemask.store.sink import LocalSink, ObjectSink, Sink, write_errors
 
 
 class Folder(Protocol):
@@ -87,21 +56,6 @@ def put(folder: Folder, name: str, data: bytes) -> str:
         raise
 
 
-@contextmanager
-def write_errors(where: str) -> Iterator[None]:
-    """Turns the operating system's refusals into TM932, or TM901 where there is nothing to read."""
-    try:
-        yield
-    except FileNotFoundError as error:
-        raise UsageError("TM901", where=where, what="no such file", fix="check the path") from error
-    except OSError as error:
-        fixes = {errno.ENOSPC: "free some space and run again: finished shards are kept",
-                 errno.EDQUOT: "raise the quota and run again: finished shards are kept",
-                 errno.EACCES: "check the folder's permissions", errno.EROFS: "choose a writable folder"}  # fmt: skip
-        fix = fixes.get(error.errno or 0, "check the disk or the connection and run again: finished shards are kept")
-        raise StoreError("TM932", where=where, what=error.strerror or str(error), fix=fix) from error
-
-
 class LocalFolder:
     """A directory of a file system with atomic rename."""
 
@@ -128,7 +82,7 @@ class LocalFolder:
             return (self._root / name).read_bytes()
 
     def sink(self, name: str) -> Sink:
-        return _LocalSink(self._root, name)
+        return LocalSink(self._root, name)
 
     def remove(self, name: str) -> None:
         with write_errors(str(self._root / name)):
@@ -140,93 +94,6 @@ class LocalFolder:
     def sha256(self, name: str) -> str:
         with write_errors(str(self._root / name)), open(self._root / name, "rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-class _LocalSink:
-    """A temporary file beside its final name, hashed as it is written."""
-
-    def __init__(self, root: Path, name: str) -> None:
-        self._target = root / name
-        self._temporary = root / f"{TEMPORARY}{name}.{os.getpid()}.{next(_serial)}"
-        self._hash = _Hasher()
-        self._small = bytearray()
-        self.size = 0
-        with write_errors(str(self._target)):
-            self._file: IO[bytes] = self._temporary.open("wb", buffering=0)
-
-    def write(self, data: Any) -> int:
-        view = memoryview(data).cast("B")
-        self.size += len(view)
-        if len(view) < _SMALL:  # an Arrow batch is hundreds of small pieces
-            self._small += view
-        else:
-            self._flush()
-            self._put(view)
-        if len(self._small) >= _GATHERED:
-            self._flush()
-        return len(view)
-
-    def _flush(self) -> None:
-        if self._small:
-            gathered, self._small = self._small, bytearray()
-            self._put(memoryview(gathered))
-
-    def settle(self, size: int) -> None:
-        self._hash.settle(size)
-
-    def _put(self, view: memoryview) -> None:
-        self._hash.update(view)
-        done = 0
-        with write_errors(str(self._target)):
-            while done < len(view):
-                done += self._file.write(view[done:]) or 0
-
-    def commit(self) -> tuple[int, str]:
-        self._flush()
-        with write_errors(str(self._target)):
-            os.fsync(self._file.fileno())
-            self._file.close()
-            os.replace(self._temporary, self._target)
-            handle = os.open(self._target.parent, os.O_RDONLY)
-            try:
-                os.fsync(handle)
-            finally:
-                os.close(handle)
-        return self.size, self._hash.hexdigest()
-
-    def abort(self) -> None:
-        self._hash.close()
-        with contextlib.suppress(OSError):
-            self._file.close()
-        self._temporary.unlink(missing_ok=True)
-
-
-class _Hasher:
-    """sha256 of bytes in order, taken beside the writing in a thread: hashing releases the interpreter."""
-
-    def __init__(self) -> None:
-        self._sha256 = hashlib.sha256()
-        self._thread = ThreadPoolExecutor(1)
-        self._pending: deque[tuple[int, Future[None]]] = deque()  # where the piece starts, and its hashing
-        self._size = 0
-
-    def update(self, data: memoryview) -> None:
-        if len(self._pending) == _HASH_BACKLOG:
-            self._pending.popleft()[1].result()
-        self._pending.append((self._size, self._thread.submit(self._sha256.update, data)))
-        self._size += len(data)
-
-    def settle(self, size: int) -> None:
-        while self._pending and self._pending[0][0] < size:
-            self._pending.popleft()[1].result()
-
-    def hexdigest(self) -> str:
-        self.settle(self._size + 1)
-        self.close()
-        return self._sha256.hexdigest()
-
-    def close(self) -> None:
-        self._thread.shutdown(wait=True, cancel_futures=True)
 
 
 class ObjectFolder:
@@ -268,7 +135,7 @@ class ObjectFolder:
             return self._fs.cat_file(self._at(name))
 
     def sink(self, name: str) -> Sink:
-        return _ObjectSink(self._fs, self._at(name), f"{self.path}/{name}")
+        return ObjectSink(self._fs, self._at(name), f"{self.path}/{name}")
 
     def remove(self, name: str) -> None:
         with write_errors(f"{self.path}/{name}"):
@@ -280,31 +147,3 @@ class ObjectFolder:
 
     def sha256(self, name: str) -> str:
         return hashlib.sha256(self.read(name)).hexdigest()
-
-
-class _ObjectSink:
-    """Bytes held in memory until one put."""
-
-    def __init__(self, fs: Any, path: str, where: str) -> None:
-        self._fs, self._path, self._where = fs, path, where
-        self._bytes = bytearray()
-
-    def write(self, data: Any) -> int:
-        self._bytes += memoryview(data).cast("B")
-        return len(data)
-
-    @property
-    def size(self) -> int:
-        return len(self._bytes)
-
-    def settle(self, size: int) -> None:
-        """A write has copied."""
-
-    def commit(self) -> tuple[int, str]:
-        data = bytes(self._bytes)
-        with write_errors(self._where):
-            self._fs.pipe_file(self._path, data)
-        return len(data), hashlib.sha256(data).hexdigest()
-
-    def abort(self) -> None:
-        self._bytes.clear()

@@ -14,7 +14,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from tracemask.core.errors import StoreError
-from tracemask.store.folder import Folder, put, write_errors
+from tracemask.store.folder import Folder, put
+from tracemask.store.sink import write_errors
 
 LOCK = ".tracemask.lock"
 

@@ -13,8 +13,9 @@ from tracemask.core.errors import StoreError, TracemaskError
 from tracemask.core.finding import Finding, Place
 from tracemask.core.fingerprint import canonical_json
 from tracemask.store.counts import Counts
-from tracemask.store.folder import TEMPORARY, Folder, open_folder
+from tracemask.store.folder import Folder, open_folder
 from tracemask.store.schema import FORMAT_VERSION
+from tracemask.store.sink import TEMPORARY
 
 if TYPE_CHECKING:
     from tracemask.store.reader import Dataset

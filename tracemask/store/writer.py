@@ -10,11 +10,12 @@ import numpy as np
 
 from tracemask.core.errors import StoreError
 from tracemask.store.counts import Counts
-from tracemask.store.folder import Folder, Sink, open_folder, put
+from tracemask.store.folder import Folder, open_folder, put
 from tracemask.store.manifest import Notes, Receipt, Skip, receipt_name, seal
 from tracemask.store.row import Row
 from tracemask.store.rows import check_lengths
 from tracemask.store.schema import SCALAR_ALIASES, SPANS, TOKEN_COLUMNS, Profile, cast, is_token_field, shard_schema
+from tracemask.store.sink import Sink
 from tracemask.store.spans import to_spans
 
 if TYPE_CHECKING:
@@ -79,6 +80,7 @@ class ShardWriter:
         """Closes the shard, makes it visible under its name, then writes its receipt; returns the receipt."""
         self._sink = self._folder.sink(self._name)
         self._write()
+        counts = Counts.of(self._rows)  # while the last bytes go to the disk
         size, sha256 = self._sink.commit()
         self._sink = None
         receipt = Receipt(
@@ -87,7 +89,7 @@ class ShardWriter:
             sha256=sha256,
             plan=self._plan,
             range=self.span,
-            counts=Counts.of(self._rows),
+            counts=counts,
             skipped=list(skipped),
             reading=reading or Notes(),
         )
@@ -177,7 +179,7 @@ class Writable:
         return self._sink.write(data)
 
     def flush(self) -> None:
-        """The sink syncs at commit."""
+        self._sink.flush()
 
     def close(self) -> None:
         """The sink closes at commit."""
@@ -233,5 +235,9 @@ def _token_array(field: pa.Field, rows: list[Row], offsets: pa.Array, memory: Sc
         offsets, mask = pa.array(np.concatenate([[0], np.cumsum(lengths)])), pa.array(missing)
     kind = field.type.value_type
     flat = memory.joined(name, present, np.dtype(kind.to_pandas_dtype()))
-    values = pa.array(flat, type=kind, from_pandas=False)
+    if kind == pa.bool_():
+        packed = pa.py_buffer(np.packbits(flat, bitorder="little"))  # pa.array takes several times as long
+        values = pa.Array.from_buffers(kind, len(flat), [None, packed], null_count=0)
+    else:
+        values = pa.array(flat, type=kind, from_pandas=False)
     return pa.LargeListArray.from_arrays(offsets, values, type=field.type, mask=mask)

@@ -1,0 +1,113 @@
+"""Sinks: what is hashed is what is written, memory stays bounded, and what a thread meets is said to the caller."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from tracemask.core.errors import StoreError
+from tracemask.store.behind import Behind
+from tracemask.store.sink import LocalSink
+
+
+@pytest.mark.parametrize("sizes", [[], [0], [1], [70_000], [5, 70_000, 6, 3_000_000, 0, 1], [40_000] * 60])
+def test_the_hash_is_of_the_bytes_in_the_file(tmp_path: Path, sizes: list[int]) -> None:
+    sink = LocalSink(tmp_path, "x")
+    for k, size in enumerate(sizes):
+        sink.write(bytes([k % 251]) * size)
+    expected = b"".join(bytes([k % 251]) * size for k, size in enumerate(sizes))
+    size, sha256 = sink.commit()
+    assert (tmp_path / "x").read_bytes() == expected
+    assert (size, sha256) == (len(expected), hashlib.sha256(expected).hexdigest())
+    assert [path.name for path in tmp_path.iterdir()] == ["x"]
+
+
+def test_settled_memory_may_be_written_over(tmp_path: Path) -> None:
+    sink = LocalSink(tmp_path, "x")
+    memory = bytearray(1 << 20)
+    expected = hashlib.sha256()
+    for k in range(40):
+        sink.settle(sink.size)
+        memory[:] = bytes([k]) * len(memory)
+        expected.update(memory)
+        sink.write(memory)
+    assert sink.commit()[1] == expected.hexdigest()
+
+
+def test_a_long_file_is_brought_to_the_disk_while_more_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[str] = []
+    real = os.fsync
+    monkeypatch.setattr(os, "fsync", lambda handle: (synced.append(threading.current_thread().name), real(handle))[1])
+    sink = LocalSink(tmp_path, "x")
+    piece = bytes(1 << 20)
+    for _ in range(40):
+        sink.write(piece)
+    sink.commit()
+    assert len(set(synced)) == 2
+    assert synced[-2:] == [threading.current_thread().name] * 2  # the file whole, then its folder
+
+
+@pytest.mark.parametrize("call", ["write", "fsync"])
+def test_a_disk_that_fails_in_a_thread_is_said_and_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    sink = LocalSink(tmp_path, "x")
+
+    def fail(*_: object) -> int:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    if call == "fsync":
+        monkeypatch.setattr(os, "fsync", fail)
+    else:
+        monkeypatch.setattr(LocalSink, "_write", fail)
+    with pytest.raises(StoreError, match="TM932 Input/output error"):
+        for _ in range(40):
+            sink.write(bytes(1 << 20))
+        sink.commit()
+    sink.abort()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_no_thread_outlives_its_sink(tmp_path: Path) -> None:
+    before = threading.active_count()
+    for end in ("commit", "abort"):
+        sink = LocalSink(tmp_path, "x")
+        for _ in range(20):
+            sink.write(bytes(1 << 20))
+        getattr(sink, end)()
+        assert threading.active_count() == before
+
+
+def test_work_behind_keeps_its_order_and_its_bound() -> None:
+    seen: list[bytes] = []
+    waiting = threading.Event()
+
+    def work(piece: memoryview) -> None:
+        waiting.wait()
+        seen.append(bytes(piece))
+
+    behind = Behind(work, backlog=2)
+    given: list[int] = []
+
+    def give() -> None:
+        for k in range(8):
+            behind.give(memoryview(bytes([k])))
+            given.append(k)
+
+    giver = threading.Thread(target=give)
+    giver.start()
+    time.sleep(0.05)
+    assert len(given) <= 3  # two wait, one is worked on
+    waiting.set()
+    giver.join()
+    behind.settle()
+    behind.close()
+    assert seen == [bytes([k]) for k in range(8)]
