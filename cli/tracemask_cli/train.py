@@ -113,7 +113,10 @@ def _show_result(result: Any) -> None:
     from tracemask_cli.output import console
 
     out = console(stderr=False)
-    out.print(f"{result.steps} steps, {result.seconds:.1f} s; metrics {result.metrics_file}")
+    if not result.taken:
+        out.print(f"nothing to do: {result.steps} steps are done already; more with --steps, anew with another --out")
+    before = f", {result.steps - result.taken} of them before" if result.steps > result.taken > 0 else ""
+    out.print(f"{result.steps} steps{before}, {result.seconds:.1f} s; metrics {result.metrics_file}")
     for finding in result.findings:
         out.print(f"{finding.code} {finding.message}", style="yellow")
     if result.exported:

@@ -86,6 +86,11 @@ def test_tables_and_schema_names_agree() -> None:
         ({"advantage": {"estimater": "rloo"}, "rl": {"term": "ce"}}, "advantage.estimater", "did you mean 'estimator'"),
         ({"advantge": {"estimator": "rloo"}}, "advantge", "a component without a term"),
         ({"rl": {"term": "grp"}}, "rl.term", "did you mean 'grpo'"),
+        (
+            {"rl": {"term": "grpo", "options": {"eps_high": 0.6, "delta": 1.5}}},
+            "rl.options",
+            "delta 1.5 is not above 1",
+        ),
         ({"rl": {"term": "grpo"}}, "recipe", "needs advantages"),
         ({"name": "x"}, "recipe", "at least one component"),
         ({"rl": {"term": "ce", "normalizer": "constant"}}, "rl.normalizer", "needs length"),

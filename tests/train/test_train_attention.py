@@ -177,12 +177,23 @@ def test_a_roll_in_place_of_the_parent_gather_spoils_the_gradient() -> None:
     assert float((rolled - expected).abs().max() / expected.abs().max()) > 0.1
 
 
-@pytest.mark.parametrize("options", [{"dropout": 0.1}, {"softcap": 30.0}, {"s_aux": torch.zeros(2)}, {"plan": None}])
+@pytest.mark.parametrize(
+    "options",
+    [{"dropout": 0.1}, {"position_bias": torch.zeros(2)}, {"is_causal": False}, {"indices": 1}, {"plan": None}],
+)
 def test_attention_refuses_what_it_would_have_to_ignore(options: dict[str, object]) -> None:
     plan = plan_of(lay_out([np.arange(4)]))
     parts = [torch.zeros(1, 2, 4, 8) for _ in range(3)]
     with pytest.raises(TrainError, match="TM960"):
         attending.segments(nn.Identity(), *parts, None, **({"plan": plan} | options))
+
+
+@pytest.mark.parametrize("options", [{"softcap": 30.0}, {"s_aux": torch.zeros(2)}])
+def test_flex_attention_refuses_what_only_segments_computes(options: dict[str, object]) -> None:
+    plan = plan_of(lay_out([np.arange(4)]))
+    parts = [torch.zeros(1, 2, 4, 8) for _ in range(3)]
+    with pytest.raises(TrainError, match="TM960.*segments"):
+        attending.flex(nn.Identity(), *parts, None, plan=plan, **options)
 
 
 def test_flex_attention_is_refused_on_a_cpu() -> None:

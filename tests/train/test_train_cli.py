@@ -44,6 +44,18 @@ def test_three_steps_are_trained_shown_and_kept(data: str, tmp_path: Path, run: 
     assert (tmp_path / "run" / "model" / "model.safetensors").is_file()
 
 
+def test_running_a_finished_run_again_says_that_nothing_was_left(data: str, tmp_path: Path, run: Any) -> None:
+    words = ("train", data, "--init-tiny", "--recipe", "grpo", "--no-export", "-o", str(tmp_path / "run"), "--steps")
+    run(*words, "1")
+    code, out, _ = run(*words, "1")
+    assert code == 0
+    assert "nothing to do: 1 steps are done already" in out
+    _, out, _ = run(*words, "3", "--json")
+    assert [json.loads(out)[name] for name in ("steps", "taken")] == [3, 2]
+    _, out, _ = run(*words, "2")
+    assert "nothing to do: 3 steps" in out
+
+
 def test_a_dry_run_prints_the_plan_and_trains_nothing(data: str, tmp_path: Path, run: Any) -> None:
     words = ("train", data, "--init-tiny", "--epochs", "2", "-o", str(tmp_path / "run"), "--dry-run")
     code, out, _ = run(*words, "--json")
@@ -68,6 +80,8 @@ def test_scores_are_written_as_the_column_asked_for(data: str, tmp_path: Path, r
     ("words", "code"),
     [
         (("train", "DATA", "--model", "/nowhere"), "TM901"),
+        (("train", "DATA", "--model", "bareword"), "TM901"),
+        (("train", "DATA", "--model", "some/name"), "TM901"),
         (("train", "DATA"), "TM900"),
         (("train", "/nowhere", "--init-tiny"), "TM901"),
         (("train", "DATA", "--init-tiny", "--recipe", "grop"), "TM902"),
@@ -85,6 +99,7 @@ def test_what_cannot_run_is_one_coded_line_and_exit_2(
     assert exit_code == 2
     assert code in err
     assert "Traceback" not in err
+    assert "Value error" not in err
 
 
 def test_help_imports_no_torch(run: Any) -> None:

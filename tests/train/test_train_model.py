@@ -30,7 +30,6 @@ def config_of(kind: str, **values: Any) -> Any:
         ("MambaConfig", {}, "linear_attention"),
         ("JambaConfig", {}, "linear_attention"),
         ("Lfm2Config", {"full_attn_idxs": [0]}, "conv"),
-        ("Gemma2Config", {}, "soft-capping"),
         ("Llama4TextConfig", {}, "chunked_attention"),
         ("LlamaConfig", {"attention_dropout": 0.1}, "dropout"),
         ("LlamaConfig", {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}}, "dynamic"),

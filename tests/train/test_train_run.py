@@ -366,6 +366,22 @@ def test_lora_trains_adapters_alone_and_its_reference_is_the_base(data: str, tmp
 
 
 @pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(("targets", "code"), [(["q_proj", "lm_head"], "TM960"), (["nothing_like_it"], "TM900")])
+def test_adapters_that_would_be_left_out_are_refused(data: str, tmp_path: Path, targets: list[str], code: str) -> None:
+    """The fused head reads the base weight: adapters on it would be trained by nobody."""
+    pytest.importorskip("peft")
+    with pytest.raises(TracemaskError, match=f"{code}.*lora.targets|lora.targets.*{code}"):
+        train(config(data, tmp_path, lora={"rank": 2, "targets": targets}))
+
+
+def test_faults_of_a_configuration_are_named_without_pydantic_s_own_words() -> None:
+    with pytest.raises(UsageError, match=r"TM900 give either model or init_tiny"):
+        TrainConfig.of({"data": ["x"]})
+    with pytest.raises(UsageError, match=r"TM900 stepz: no such option, did you mean 'steps'"):
+        TrainConfig.of({"data": ["x"], "init_tiny": True, "stepz": 3})
+
+
+@pytest.mark.filterwarnings("ignore")
 def test_tensorboard_gets_the_same_numbers(data: str, tmp_path: Path) -> None:
     pytest.importorskip("tensorboard")
     train(config(data, tmp_path, steps=2, tensorboard=True))

@@ -65,7 +65,7 @@ def exact_norms(model: nn.Module) -> nn.Module:
     """Every RMSNorm computed in the model's own dtype."""
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
-            if type(child).__name__.endswith("RMSNorm") and not isinstance(child, nn.RMSNorm):
+            if type(child).__name__.endswith("RMSNorm") and hasattr(child, "variance_epsilon"):
                 norm = nn.RMSNorm(child.weight.shape[0], eps=child.variance_epsilon, dtype=child.weight.dtype)
                 norm.weight = child.weight
                 setattr(parent, name, norm)

@@ -40,7 +40,7 @@ def ppo(
     """−min(r·A, clip(r, 1−eps_low, 1+eps_high)·A) (Schulman 2017; eps_high .28 is DAPO's clip-higher).
 
     dual_clip c: where A < 0 the term is at most c·|A|, with no gradient beyond (Ye 2020; usually 3).
-    delta: r itself is limited to delta before the minimum (two-sided clipping, INTELLECT-2).
+    delta > 1 + eps_high: r itself is limited to delta before the minimum (two-sided clipping, INTELLECT-2).
     """
     advantage = given.need("advantage")
     ratio, slope, capped = capped_exp(lp - given.need("old"), given.cap)

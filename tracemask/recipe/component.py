@@ -193,7 +193,9 @@ class Component(Strict):
         try:
             return model.model_validate(value.model_dump() if isinstance(value, TermOptions) else value)
         except ValidationError as error:
-            problems = [{"loc": list(item["loc"]), "msg": item["msg"]} for item in error.errors()]
+            problems = [
+                {"loc": list(item["loc"]), "msg": item["msg"].removeprefix("Value error, ")} for item in error.errors()
+            ]
             known = ", ".join(model.model_fields) or "none"
             raise PydanticCustomError(
                 "term_options",

@@ -171,7 +171,7 @@ def _refuse(recipe: Recipe, *, where: str) -> None:
         if not isinstance(options, KlOptions) or options.compat:
             continue
         if options.clamp is not None:
-            field, what = "clamp", "a clamped log-ratio has gradient 0 exactly where the policies differ most"
+            field, what = "clamp", "a clamped penalty has gradient 0 exactly where the policies differ most"
             fix = "leave clamp out"
         elif options.estimator == "k1" and not options.through_ratio:
             field, what = "estimator", "k1 as a loss has expected gradient 0 on policy"

@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from tracemask.core.registry import Table
 
@@ -40,8 +40,14 @@ class ClipOptions(TermOptions):
         default=None, gt=1, description="for A < 0 the term is capped at −dual_clip·A (3 is usual)"
     )
     delta: float | None = Field(
-        default=None, gt=1, description="two-sided: the unclipped ratio is cut at delta as well"
+        default=None, gt=1, description="two-sided: the unclipped ratio is cut at delta, above 1 + eps_high, as well"
     )
+
+    @model_validator(mode="after")
+    def _outside(self) -> ClipOptions:
+        if self.delta is not None and self.delta <= 1 + self.eps_high:
+            raise ValueError(f"delta {self.delta:g} is not above 1 + eps_high = {1 + self.eps_high:g}")
+        return self
 
 
 class GspoOptions(TermOptions):
@@ -89,7 +95,7 @@ class KlOptions(TermOptions):
         False, description="multiply by the live ratio r, so that k1 and k3 get KL(π‖ref)'s gradient"
     )
     clamp: float | None = Field(
-        default=None, gt=0, description="cut d at ±clamp, which kills its gradient: compat only"
+        default=None, gt=0, description="cut the estimate at ±clamp, which kills its gradient: compat only"
     )
     compat: bool = Field(False, description="accept plain k1 or a clamp, to reproduce a published run")
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -83,6 +83,45 @@ def _tail(ranges: tuple[tuple[int, int], ...], drop: int) -> list[tuple[int, int
     return kept
 
 
+@dataclass(frozen=True, slots=True)
+class Scores:
+    """How scores become weights: softmax of q·k·scale, soft-capped, with one more logit a head that takes weight away.
+
+    scale None: 1/√d. window: keys within it, by depth. softcap: cap·tanh(score / cap). sinks [heads] or None.
+    """
+
+    scale: float | None = None
+    window: int | None = None
+    softcap: float | None = None
+    sinks: Tensor | None = None
+
+    @property
+    def plain(self) -> bool:
+        """Whether the fused kernels compute it."""
+        return self.softcap is None and self.sinks is None
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, seen: Tensor | None) -> Tensor:
+        """[1, heads, n, d] over keys [1, heads, m, d]; seen: bool[n, m], None: each query its own place and before.
+
+        Sinks and soft-caps form the scores, n × m a head, in float32 or wider.
+        """
+        if self.plain:
+            return scaled_dot_product_attention(
+                query, key, value, attn_mask=seen, is_causal=seen is None, scale=self.scale
+            )
+        if seen is None:
+            seen = _run_mask(query.shape[2], key.shape[2], None, query.device)
+        score = (query @ key.transpose(2, 3)) * (query.shape[-1] ** -0.5 if self.scale is None else self.scale)
+        if self.softcap is not None:
+            score = self.softcap * torch.tanh(score / self.softcap)
+        score = score.masked_fill(~seen, float("-inf"))
+        score = score if score.dtype == torch.float64 else score.float()
+        if self.sinks is not None:
+            score = torch.cat([score, self.sinks.to(score.dtype).view(1, -1, 1, 1).expand(-1, -1, len(seen), -1)], -1)
+        weights = score.softmax(-1)[..., : key.shape[2]]
+        return weights.to(value.dtype) @ value
+
+
 def segments(
     module: torch.nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **options: Any
 ) -> tuple[Tensor, None]:
@@ -90,9 +129,9 @@ def segments(
 
     query [1, heads, S, d], key and value [1, key heads, S, d] → [1, S, heads, d].
     """
-    plan, scale, window = _checked(query, attention_mask, options)
-    grouped = query.shape[1] != key.shape[1]
-    if grouped:
+    plan, scores = _checked(query, attention_mask, options)
+    window = scores.window
+    if query.shape[1] != key.shape[1]:
         times = query.shape[1] // key.shape[1]
         key, value = key.repeat_interleave(times, 1), value.repeat_interleave(times, 1)
     out = []
@@ -100,15 +139,14 @@ def segments(
         mine = slice(run.start, run.stop)
         length = run.stop - run.start
         if not run.above and (window is None or length <= window):
-            parts = query[:, :, mine], key[:, :, mine], value[:, :, mine]
-            out.append(scaled_dot_product_attention(*parts, is_causal=True, scale=scale))
+            out.append(scores.attend(query[:, :, mine], key[:, :, mine], value[:, :, mine], None))
             continue
         unseen = 0 if window is None else max(0, run.depth - window + 1)
         ranges = [*_tail(run.above, unseen), (run.start, run.stop)]
         keys = torch.cat([key[:, :, start:stop] for start, stop in ranges], 2)
         values = torch.cat([value[:, :, start:stop] for start, stop in ranges], 2)
         seen = _run_mask(length, keys.shape[2], window, query.device)
-        out.append(scaled_dot_product_attention(query[:, :, mine], keys, values, attn_mask=seen, scale=scale))
+        out.append(scores.attend(query[:, :, mine], keys, values, seen))
     return torch.cat(out, 2).transpose(1, 2).contiguous(), None
 
 
@@ -122,14 +160,14 @@ def dense(
     module: torch.nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **options: Any
 ) -> tuple[Tensor, None]:
     """The same attention as one S × S mask: the reference that `segments` is tested against. Shapes as there."""
-    plan, scale, window = _checked(query, attention_mask, options)
+    plan, scores = _checked(query, attention_mask, options)
     times = query.shape[1] // key.shape[1]
     key, value = key.repeat_interleave(times, 1), value.repeat_interleave(times, 1)
-    remembered = ("dense", window)
+    remembered = ("dense", scores.window)
     if remembered not in plan.memory:
         slot = torch.arange(plan.size, device=query.device)
-        plan.memory[remembered] = _sees(plan, window)(None, None, slot[:, None], slot[None, :])
-    out = scaled_dot_product_attention(query, key, value, attn_mask=plan.memory[remembered], scale=scale)
+        plan.memory[remembered] = _sees(plan, scores.window)(None, None, slot[:, None], slot[None, :])
+    out = scores.attend(query, key, value, plan.memory[remembered])
     return out.transpose(1, 2).contiguous(), None
 
 
@@ -139,16 +177,18 @@ def flex(
     """The same mask expression as a block mask for flex_attention; its backward needs a GPU. Shapes as `segments`."""
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
-    plan, scale, window = _checked(query, attention_mask, options)
-    remembered = ("flex", window)
+    plan, scores = _checked(query, attention_mask, options)
+    if not scores.plain:
+        _refused("the model has attention sinks or soft-caps", "--attention segments, which computes them")
+    remembered = ("flex", scores.window)
     if remembered not in plan.memory:
         size = plan.size
         plan.memory[remembered] = create_block_mask(
-            _sees(plan, window), None, None, size, size, device=query.device.type
+            _sees(plan, scores.window), None, None, size, size, device=query.device
         )
     kernel = _compiled() if query.is_cuda else flex_attention
     grouped = query.shape[1] != key.shape[1]
-    out = kernel(query, key, value, block_mask=plan.memory[remembered], scale=scale, enable_gqa=grouped)
+    out = kernel(query, key, value, block_mask=plan.memory[remembered], scale=scores.scale, enable_gqa=grouped)
     return out.transpose(1, 2).contiguous(), None
 
 
@@ -170,8 +210,15 @@ def _sees(plan: Plan, window: int | None) -> Any:
     return sees
 
 
-def _checked(query: Tensor, mask: Tensor | None, options: dict[str, Any]) -> tuple[Plan, float | None, int | None]:
-    """The plan, scale and window of a call; refuses what would be ignored (dropout, sinks, soft-caps, a mask)."""
+# What models hand over that changes nothing here: masks are ours, and caches, positions and outputs are not asked for.
+_HARMLESS = {
+    "plan", "scaling", "sliding_window", "dropout", "softcap", "s_aux", "is_causal", "position_ids", "cache_position",
+    "use_cache", "output_attentions", "output_hidden_states", "output_router_logits", "return_dict",
+}  # fmt: skip
+
+
+def _checked(query: Tensor, mask: Tensor | None, options: dict[str, Any]) -> tuple[Plan, Scores]:
+    """The plan and the scores' facts of a call; refuses what would be ignored (dropout, a mask, anything unknown)."""
     plan = options.get("plan")
     what = ""
     if not isinstance(plan, Plan):
@@ -182,15 +229,20 @@ def _checked(query: Tensor, mask: Tensor | None, options: dict[str, Any]) -> tup
         what = f"attention got {tuple(query.shape)} for {plan.size} slots in one row"
     elif options.get("dropout"):
         what = "attention dropout is not reproducible over shared prefixes"
+    elif options.get("is_causal") is False:
+        what = "attention is not causal"
     else:
-        unknown = [name for name in ("softcap", "s_aux", "position_bias", "head_mask") if options.get(name) is not None]
+        unknown = sorted(name for name, value in options.items() if value is not None and name not in _HARMLESS)
         what = f"attention needs {', '.join(unknown)}" if unknown else ""
     if what:
-        raise TrainError(
-            "TM960", where="attention", what=what, fix="use a model with plain or sliding-window attention"
-        )
+        _refused(what, "use a model with plain or sliding-window attention")
     assert isinstance(plan, Plan)
-    return plan, options.get("scaling"), options.get("sliding_window")
+    given = (options.get(name) for name in ("scaling", "sliding_window", "softcap", "s_aux"))
+    return plan, Scores(*given)
+
+
+def _refused(what: str, fix: str) -> NoReturn:
+    raise TrainError("TM960", where="attention", what=what, fix=fix)
 
 
 ATTENTION = Table("attention", segments=segments, dense=dense, flex=flex)

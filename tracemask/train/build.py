@@ -15,7 +15,7 @@ from tracemask.recipe import Recipe
 from tracemask.train.attention import check_flex
 from tracemask.train.config import Lora, TrainConfig
 from tracemask.train.distributed import World, wrap
-from tracemask.train.model import init_tiny, load, probe, text_config
+from tracemask.train.model import init_tiny, load, probe, text_config, use_attention
 from tracemask.train.step import PolicyStep, Work, read_logprobs
 
 
@@ -84,7 +84,7 @@ def build(config: TrainConfig, loader: Any, world: World) -> Policies:
     vocab = int(text_config(model.config).vocab_size)
     _check_vocabulary(vocab, loader)
     model.to(world.device)
-    probe(model, vocab=vocab)
+    attention = proven(model, attention, vocab=vocab, settle=config.attention == "auto")
     if config.gradient_checkpointing:
         _checkpoint_activations(model)
     adapters_off = False
@@ -134,6 +134,19 @@ def _attention(config: TrainConfig, world: World) -> str:
     return "flex"
 
 
+def proven(model: Any, attention: str, *, vocab: int, settle: bool) -> str:
+    """The name of the attention with which `model` passes its probe; settle: `segments`, where flex lacks a feature."""
+    try:
+        probe(model, vocab=vocab)
+        return attention
+    except TrainError:
+        if not settle or attention != "flex":
+            raise
+    use_attention(model, "segments")
+    probe(model, vocab=vocab)
+    return "segments"
+
+
 def _load(config: TrainConfig, loader: Any, path: str | None, attention: str) -> Any:
     dtype = torch.float64 if config.dtype == "float64" else torch.float32
     if path is None:
@@ -172,10 +185,16 @@ def _with_adapters(model: Any, lora: Lora) -> Any:
         from peft import LoraConfig, get_peft_model
     except ImportError:
         raise MissingExtra("TM903", what="peft is not installed", fix="pip install peft") from None
-    return get_peft_model(
-        model,
-        LoraConfig(r=lora.rank, lora_alpha=lora.alpha, lora_dropout=lora.dropout, target_modules=lora.targets),
-    )
+    settings = LoraConfig(r=lora.rank, lora_alpha=lora.alpha, lora_dropout=lora.dropout, target_modules=lora.targets)
+    try:
+        adapted = get_peft_model(model, settings)
+    except ValueError as error:
+        what = f"peft: {(str(error).splitlines() or [''])[0]}"
+        raise TrainError("TM900", where="lora.targets", what=what, fix="name modules of the model") from error
+    if not isinstance(adapted.get_output_embeddings(), nn.Linear):
+        what = "adapters on the LM head: the fused head reads its base weight alone and would leave them out"
+        raise TrainError("TM960", where="lora.targets", what=what, fix="leave the head out of lora.targets")
+    return adapted
 
 
 def layers_of(model: Any) -> list[nn.Module]:

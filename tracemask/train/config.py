@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tomllib
+from difflib import get_close_matches
 from enum import Enum
 from pathlib import Path
 from typing import Any, Literal
@@ -116,8 +117,8 @@ class TrainConfig(BaseModel):
         try:
             return cls.model_validate(values)
         except ValidationError as error:
-            faults = [f"{'.'.join(map(str, one['loc']))}: {one['msg']}".lstrip(": ") for one in error.errors()]
-            raise UsageError("TM900", where=where, what="; ".join(faults), fix="see `tracemask train --help`") from None
+            faults = "; ".join(_fault(dict(one)) for one in error.errors())
+            raise UsageError("TM900", where=where, what=faults, fix="see `tracemask train --help`") from None
 
     @classmethod
     def load(cls, path: str | Path | None = None, **changes: Any) -> TrainConfig:
@@ -133,3 +134,13 @@ class TrainConfig(BaseModel):
                 raise TrainError("TM900", where=str(path), what=f"not TOML: {error}", fix="correct the file") from error
         values |= {key: value for key, value in changes.items() if value is not None}
         return cls.of(values, where=str(path or "options"))
+
+
+def _fault(problem: dict[str, Any]) -> str:
+    """One fault of a configuration: its field, and what is wrong with it."""
+    path = ".".join(map(str, problem["loc"]))
+    if problem["type"] == "extra_forbidden":
+        near = get_close_matches(path, TrainConfig.model_fields, n=1)
+        return f"{path}: no such option{f', did you mean {near[0]!r}?' if near else ''}"
+    message = str(problem["msg"]).removeprefix("Value error, ")
+    return f"{path}: {message}" if path else message

@@ -47,9 +47,13 @@ class StepReport:
 
 @dataclass(frozen=True, slots=True)
 class TrainResult:
-    """What a run left behind. metrics: of the last step taken (empty when there was nothing left to do)."""
+    """What a run left behind. steps: of the whole run, `taken` of them by this call (0: they were all done before).
+
+    metrics: of the last step taken.
+    """
 
     steps: int
+    taken: int
     seconds: float
     metrics_file: str
     checkpoint: str | None
@@ -169,7 +173,8 @@ class _Run:
             file.close()
         exported = self._export() if self.config.export else None
         return TrainResult(
-            steps=self.total,
+            steps=self.steps_done,
+            taken=self.steps_done - done,
             seconds=time.monotonic() - started,
             metrics_file=str(self.out / "metrics.jsonl"),
             checkpoint=None if path is None else str(path),
