@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from operator import attrgetter
 
 import numpy as np
 
@@ -11,12 +13,12 @@ from tracemask.core.finding import Finding
 from tracemask.core.vocab import Author, Origin
 from tracemask.render.columns import engine_columns
 from tracemask.render.conversation import Conversation
-from tracemask.render.encode import Encoder, Mode, Run
+from tracemask.render.encode import Encoder, Mode
 from tracemask.render.labels import Speaker, label
 from tracemask.render.layout import Layout
 from tracemask.render.reading import History, Reading, behind
 from tracemask.render.stability import Stability
-from tracemask.render.stream import Base, Piece, Reply, add_runs, build_base, pieces_of
+from tracemask.render.stream import Base, Pieces, Reply, build_base, pieces_of
 from tracemask.render.tokenizer import Tokenizer
 from tracemask.render.turns import Region, Turns
 from tracemask.trace.model import Message, Sampled
@@ -44,8 +46,13 @@ class BasePlan:
     layout: Layout
     regions: list[Region]
     verbatim: frozenset[int]
-    pieces: list[Piece] = field(default_factory=list)
+    pieces: Pieces = field(default_factory=Pieces)
     built: Base | None = None
+
+    def region(self, k: int) -> Region | None:
+        """The region of reply k; they stand in order."""
+        at = bisect_left(self.regions, k, key=attrgetter("message"))
+        return self.regions[at] if at < len(self.regions) and self.regions[at].message == k else None
 
 
 @dataclass
@@ -63,32 +70,33 @@ class BranchPlan:
 
     def want(self, encoder: Encoder) -> None:
         """Asks for every run that building the bases and judging drift will need."""
-        wanted: list[Piece] = []
+        replies = self._replies()
         for plan in self.bases.values():
-            plan.pieces = pieces_of(plan.layout, plan.regions, self.modes, self.context_mode, encoder, plan.verbatim)
-            wanted += plan.pieces
+            verbatim = {k: replies[k] for k in sorted(plan.verbatim)}
+            plan.pieces = pieces_of(plan.layout, plan.regions, self.modes, self.context_mode, encoder, verbatim)
         for turn in self.turns:
             if turn.reply is not None:
-                wanted += self.spoken(turn, encoder)
-        for _, _, item in wanted:
-            if isinstance(item, Run):
-                encoder.want(item)
+                self.spoken(turn, encoder)
 
-    def spoken(self, turn: Turn, encoder: Encoder) -> list[Piece]:
+    def spoken(self, turn: Turn, encoder: Encoder) -> Pieces:
         """The rendered text of a reply in pieces, as if nobody had given its ids."""
-        out: list[Piece] = []
+        out = Pieces()
         layout, region = turn.said
-        add_runs(out, turn.k, layout, region.start, region.end, Mode.POLICY, encoder)
+        out.add_text(turn.k, layout, region.start, region.end, Mode.POLICY, encoder)
         return out
 
     def base(self, end: int, encoder: Encoder) -> Base:
         """The built base of the render of messages [0, end)."""
         plan = self.bases[end]
         if plan.built is None:
-            replies = {turn.k: turn.reply for turn in self.turns if turn.reply is not None}
+            replies = self._replies()
             labels = label(plan.layout, self.speakers, plan.regions)
-            plan.built = build_base(plan.layout, labels, plan.regions, plan.pieces, encoder, replies, plan.verbatim)
+            verbatim = {k: replies[k] for k in sorted(plan.verbatim)}
+            plan.built = build_base(plan.layout, labels, plan.regions, plan.pieces, verbatim)
         return plan.built
+
+    def _replies(self) -> dict[int, Reply]:
+        return {turn.k: turn.reply for turn in self.turns if turn.reply is not None}
 
 
 @dataclass
@@ -123,7 +131,7 @@ class Planner:
     def _turn(self, reading: Reading, k: int, bases: Mapping[int, BasePlan],
               replies: Mapping[int, Reply | None]) -> Turn | None:  # fmt: skip
         end = reading.chosen[k]
-        region = next((region for region in bases[end].regions if region.message == k), None)
+        region = bases[end].region(k)
         if region is None:
             reading.report_lost(k, [Origin.CONTENT])
             return None
@@ -164,10 +172,10 @@ class Planner:
         spoken = self._spoken(reply)
         for start in dict.fromkeys((region.prompt_end, region.start)):
             if spoken == layout.text[start : region.end]:
-                return replace(region, start=start), True
+                return region._replace(start=start), True
             if spoken == layout.text[start : region.stop]:
-                return replace(region, start=start, end=region.stop, stop_id=None), True
-        return replace(region, start=region.prompt_end), False
+                return region._replace(start=start, end=region.stop, stop_id=None), True
+        return region._replace(start=region.prompt_end), False
 
     def _judged(self, layout: Layout, region: Region, reply: Reply | None) -> Region:
         """The region that sampled ids are compared with: with what the template puts in only where they say it, too.
@@ -178,7 +186,7 @@ class Planner:
             spoken = self._spoken(replace(reply, ids=reply.ids[:-1]))
             if spoken == layout.text[region.start : region.stop]:
                 return region
-        return replace(region, start=region.prompt_end)
+        return region if region.start == region.prompt_end else region._replace(start=region.prompt_end)
 
     def _spoken(self, reply: Reply) -> str | None:
         table = self.tokenizer.id_table

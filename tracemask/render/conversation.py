@@ -40,6 +40,7 @@ class Conversation:
     tools: list[dict[str, Any]] | None
     kwargs: Mapping[str, Any]
     counter: Counter
+    prompts: dict[int, Any] = field(default_factory=dict, init=False)  # what Turns found before each reply
     _layouts: dict[tuple[int, bool], Layout] = field(default_factory=dict, init=False)
 
     @cached_property

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import unicodedata
 from collections.abc import Sequence
-from dataclasses import dataclass
 from enum import IntEnum
 from typing import NamedTuple
 
@@ -35,16 +34,21 @@ class Run(NamedTuple):
     anchored: bool = True
 
 
-@dataclass(slots=True, eq=False)
+_NOT_YET = np.zeros(0, np.int32)
+
+
 class Encoded:
     """ids[n] int32 and starts[n] int32: the character of the run in which each token's first byte lies.
 
-    found: control ids whose text the run holds and that were, or would have been, recognized.
+    A promise until `Encoder.fill`. found: control ids whose text the run holds and that were, or would have been,
+    recognized.
     """
 
-    ids: np.ndarray
-    starts: np.ndarray
-    found: tuple[int, ...] = ()
+    __slots__ = ("found", "ids", "run", "starts")
+
+    def __init__(self, run: Run | None, ids: np.ndarray = _NOT_YET, starts: np.ndarray = _NOT_YET) -> None:
+        self.run, self.ids, self.starts = run, ids, starts
+        self.found: tuple[int, ...] = ()
 
 
 class Encoder:
@@ -57,9 +61,9 @@ class Encoder:
         self._new: dict[Run, Encoded] = {}
         self._old: dict[Run, Encoded] = {}
         self._new_characters = 0
-        self._wanted: dict[Run, None] = {}
+        self._wanted: list[Encoded] = []
         zero = np.zeros(1, np.int32)
-        self.controls = {token: Encoded(np.array([token], np.int32), zero) for token in sorted(control.ids)}
+        self.controls = {token: Encoded(None, np.array([token], np.int32), zero) for token in sorted(control.ids)}
         self._control_table = np.zeros(tokenizer.size, bool)
         self._control_table[list(control.ids)] = True
         self._prefix_sensitive = tokenizer.prefix_sensitive
@@ -68,74 +72,77 @@ class Encoder:
         self._lengths_decide = tokenizer.byte_level and normalizers <= {"NFC"}
         self._nfc = "NFC" in normalizers
 
-    def want(self, run: Run) -> None:
-        """Ask for a run; `fill` encodes all that were asked for."""
-        if run not in self._new and run not in self._wanted:
-            kept = self._old.get(run)
-            if kept is None:
-                self._wanted[run] = None
-            else:
-                self._keep(run, kept)
+    def want(self, run: Run) -> Encoded:
+        """The encoding of a run: its ids stand after the next `fill`."""
+        known = self._new.get(run)
+        if known is None:
+            known = self._old.get(run)
+            if known is None:
+                known = Encoded(run)
+                self._wanted.append(known)
+            self._new[run] = known
+            self._new_characters += len(run[0]) + 64
+        return known
 
     def get(self, run: Run) -> Encoded:
         """The encoding of a run, encoding it now where nobody asked for it before."""
-        done = self._new.get(run) or self._old.get(run)
-        if done is None:
-            self.want(run)
+        known = self.want(run)
+        if known.ids is _NOT_YET:
             self.fill()
-            done = self._new[run]
-        return done
+        return known
 
     def forget(self) -> None:
         """Drops what was remembered; results do not change."""
-        self._new, self._old, self._new_characters = {}, {}, 0
+        self._new, self._old, self._wanted, self._new_characters = {}, {}, [], 0
 
     def fill(self) -> None:
         """Encode every wanted run in one call of the backend."""
-        runs = list(self._wanted)
-        self._wanted = {}
-        if not runs:
+        wanted, self._wanted = self._wanted, []
+        if not wanted:
             return
+        runs = [promise.run for promise in wanted if promise.run is not None]
+        try:
+            flat, counts = self._encoded([run.text for run in runs], [run.anchored for run in runs])
+            self._store(wanted, runs, flat, counts)
+        except BaseException:
+            self.forget()  # a promise that was not kept must not be found again
+            raise
         if self._new_characters > CACHE_CHARACTERS:
             self._old, self._new, self._new_characters = self._new, {}, 0
-        self.encoded_characters += sum(len(run.text) for run in runs)
-        if self._prefix_sensitive:
-            texts = [self._anchor + run.text if run.anchored else run.text for run in runs]
-            batch = self.tokenizer.engine.encode_batch(texts)
-            flat, counts = flattened([ids[1:] if run.anchored else ids for run, ids in zip(runs, batch, strict=True)])
-        else:
-            flat, counts = self.tokenizer.engine.encode_flat([run.text for run in runs])
-        self._store(runs, flat, counts)
 
     # ------------------------------------------------------------------
 
-    def _store(self, runs: list[Run], flat: np.ndarray, counts: np.ndarray) -> None:
+    def _encoded(self, texts: list[str], anchored: list[bool]) -> tuple[np.ndarray, np.ndarray]:
+        """(ids of all texts, count of each)."""
+        self.encoded_characters += sum(map(len, texts))
+        if not self._prefix_sensitive:
+            return self.tokenizer.engine.encode_flat(texts)
+        behind = [self._anchor + text if after else text for text, after in zip(texts, anchored, strict=True)]
+        batch = self.tokenizer.engine.encode_batch(behind)
+        return flattened([ids[1:] if after else ids for after, ids in zip(anchored, batch, strict=True)])
+
+    def _store(self, promises: list[Encoded], runs: list[Run], flat: np.ndarray, counts: np.ndarray) -> None:
         ends = np.cumsum(counts)
         lengths = self.tokenizer.byte_lengths[flat]
         after = np.cumsum(lengths, dtype=np.int64)
         controls = np.flatnonzero(self._control_table[flat])
         special_runs = set(np.searchsorted(ends, controls, side="right").tolist()) if len(controls) else set()
-        stops = ends.tolist()
         at_end = np.concatenate([np.zeros(1, np.int64), after])[np.append(0, ends)]
         positions = (after - lengths - np.repeat(at_end[:-1], counts)).astype(np.int32)
-        totals = np.diff(at_end).tolist()
+        totals = np.diff(at_end).tolist() if self._lengths_decide else [-1] * len(runs)
         first = 0
-        for index, run in enumerate(runs):
-            end = stops[index]
+        for index, (promise, (text, _, _), end, total) in enumerate(zip(promises, runs, ends.tolist(), totals)):
+            ids = flat[first:end]
             if index in special_runs:
-                self._keep(run, self._protected(run, flat[first:end]))
+                self._protect(promise, runs[index], ids)
             else:
-                ids, starts, text = flat[first:end], positions[first:end], run.text
-                if not (self._lengths_decide and totals[index] == len(text) and text.isascii()):
-                    starts = self._characters(run, ids, starts, totals[index])
-                self._keep(run, Encoded(ids, starts))
+                promise.ids = ids
+                plain = total == len(text) and text.isascii()
+                starts = positions[first:end]
+                promise.starts = starts if plain else self._characters(runs[index], ids, starts, total)
             first = end
 
-    def _keep(self, run: Run, encoded: Encoded) -> None:
-        self._new[run] = encoded
-        self._new_characters += len(run.text) + 64
-
-    def _protected(self, run: Run, ids: np.ndarray) -> Encoded:
+    def _protect(self, promise: Encoded, run: Run, ids: np.ndarray) -> None:
         """The run holds control-token text: keep, or encode again with those tokens taken out."""
         found = tuple(sorted(set(ids[self._control_table[ids]].tolist())))
         forbidden = {Mode.CONTENT: self.control.ids, Mode.POLICY: self.control.special, Mode.IDS: frozenset()}[run.mode]
@@ -151,8 +158,8 @@ class Encoder:
                 raise AssertionError(f"control ids {sorted(bad)} came out of ordinary text")
         lengths = self.tokenizer.byte_lengths[ids].astype(np.int64)
         starts = np.cumsum(lengths) - lengths
-        starts = self._characters(run, ids, starts.astype(np.int32), int(lengths.sum()), forbidden=forbidden)
-        return Encoded(ids, starts, found)
+        promise.starts = self._characters(run, ids, starts.astype(np.int32), int(lengths.sum()), forbidden=forbidden)
+        promise.ids, promise.found = ids, found
 
     def _characters(self, run: Run, ids: np.ndarray, starts: np.ndarray, total: int,
                     forbidden: frozenset[int] = frozenset()) -> np.ndarray:  # fmt: skip

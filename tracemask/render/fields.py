@@ -178,7 +178,13 @@ def wrap_message(message: dict[str, Any], index: int) -> Record:
         origin = ORIGINS.get(key, Origin.FIELD)
         path = ("reasoning_content",) if origin is Origin.REASONING else (key,)
         tag = new_tag(Tag, (index, origin, path, False))
-        record[key if key in _PLAIN_KEYS else tagged(key, tag)] = wrap_tagged(value, tag)
+        if type(value) is str:
+            text = new_text(Text, value)
+            text._runs = ((len(value), tag),)
+            value = text
+        else:
+            value = wrap_tagged(value, tag)
+        record[key if key in _PLAIN_KEYS else tagged(key, tag)] = value
     return record
 
 

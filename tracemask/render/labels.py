@@ -15,6 +15,7 @@ from tracemask.render.turns import Region
 from tracemask.trace.model import Message, Text, ToolResult
 
 _PART = {Origin.REASONING: Part.REASONING, Origin.TOOL_CALL: Part.TOOL_CALL, Origin.CONTENT: Part.CONTENT}
+_AUTHOR = {author.name.lower(): author for author in Author}
 _ROLE = {name: Role[name.upper()] for name in ("system", "developer", "user", "assistant", "tool")}
 
 
@@ -30,14 +31,17 @@ class Speaker:
     @classmethod
     def of(cls, message: Message, index: int) -> Speaker:
         """Reads role, author and the authors of single text blocks."""
-        author = Author[message.author.upper()]
-        result = next((block for block in message.blocks if isinstance(block, ToolResult)), None)
-        blocks = result.content if result else message.blocks
-        fallback = Author[result.author.upper()] if result and result.author else author
+        author = fallback = _AUTHOR[message.author]
+        blocks: Sequence[object] = message.blocks
+        for block in blocks:
+            if isinstance(block, ToolResult):
+                blocks = block.content
+                fallback = _AUTHOR[block.author] if block.author else author
+                break
         texts = [block for block in blocks if isinstance(block, Text)]
-        named: list[tuple[int, Author]] = []
-        if fallback is not author or any(block.author for block in texts):
-            named = [(len(block.text), Author[block.author.upper()] if block.author else fallback) for block in texts]
+        if fallback is author and not [True for block in texts if block.author]:
+            return cls(index, _ROLE[message.role], author)
+        named = [(len(block.text), _AUTHOR[block.author] if block.author else fallback) for block in texts]
         return cls(index, _ROLE[message.role], author, named)
 
 
@@ -56,6 +60,13 @@ class Labels:
         """The index i of each character."""
         return np.searchsorted(self.starts, characters, side="right") - 1
 
+    def rows_of(self, characters: np.ndarray) -> np.ndarray:
+        """The same for many characters: in one pass where they stand in order, as in a text they do."""
+        if not len(characters) or characters[0] < self.starts[0] or (characters[1:] < characters[:-1]).any():
+            return self.rows_at(characters)
+        first = np.append(np.searchsorted(characters, self.starts), len(characters))
+        return np.repeat(np.arange(len(self.starts)), np.diff(first))
+
 
 def label(layout: Layout, speakers: Sequence[Speaker], regions: Sequence[Region]) -> Labels:
     """Labels of a render. Inside a region the reply's author decided on every character, literals included."""
@@ -63,9 +74,9 @@ def label(layout: Layout, speakers: Sequence[Speaker], regions: Sequence[Region]
     edges, reply, part_inside = _edges(layout, regions)
     first, _, places, sources, origins, _, _ = zip(*(spans or (_NO_SPAN,)))
     span_starts = np.array(first, np.int64)
-    starts = np.union1d(span_starts, edges[edges < len(layout.text)])
+    starts = _merged(span_starts, edges[edges < len(layout.text)])
     if any(speaker.blocks for speaker in speakers):
-        starts = np.union1d(starts, _block_edges(layout, speakers))
+        starts = _merged(starts, np.sort(_block_edges(layout, speakers)))
     at = np.searchsorted(span_starts, starts, side="right") - 1
     place_of, source, origin = (np.array(column, np.int64)[at] for column in (places, sources, origins))
     slot = np.searchsorted(edges, starts, side="right") - 1
@@ -100,6 +111,13 @@ def label(layout: Layout, speakers: Sequence[Speaker], regions: Sequence[Region]
     )
 
 
+def _merged(left: np.ndarray, right: np.ndarray) -> np.ndarray:
+    """Two sorted arrays as one without repeats."""
+    both = np.concatenate((left, right))
+    both.sort(kind="stable")
+    return both[np.append(True, both[1:] != both[:-1])]
+
+
 _NO_SPAN = Span(0, 0, -1, -1, Origin(0))
 _IS_BODY = np.zeros(len(Origin), bool)
 _IS_BODY[[int(origin) for origin in BODY]] = True
@@ -128,23 +146,25 @@ def _edges(layout: Layout, regions: Sequence[Region]) -> tuple[np.ndarray, np.nd
     """(characters where a region, a part of it or its stop begins or ends, reply there or -1, part there)."""
     edges, reply, part = [0], [-1], [int(Part.HEADER)]
 
-    def add(at: int, message: int, what: Part) -> None:
+    def add(at: int, message: int, what: int) -> None:
         if at == edges[-1]:
-            reply[-1], part[-1] = message, int(what)
+            reply[-1], part[-1] = message, what
         else:
             edges.append(at)
             reply.append(message)
-            part.append(int(what))
+            part.append(what)
 
+    stopping, behind = int(Part.STOP), int(Part.HEADER)
     for region in regions:
-        starts, parts = reply_parts(layout.text[region.start : region.stop], opened=region.opened)
+        message, first, stop, end = region.message, region.start, region.stop, region.end
+        starts, parts = reply_parts(layout.text[first:stop], opened=region.opened)
         for start, what in zip(starts, parts, strict=True):
-            if region.start + start < region.stop:
-                add(region.start + start, region.message, what)
-        if region.stop < region.end:
-            add(region.stop, region.message, Part.STOP)
-        add(region.end, -1, Part.HEADER)
-    return np.array(edges), np.array(reply), np.array(part)
+            if first + start < stop:
+                add(first + start, message, what)
+        if stop < end:
+            add(stop, message, stopping)
+        add(end, -1, behind)
+    return np.array(edges, np.int64), np.array(reply, np.int64), np.array(part, np.int64)
 
 
 def _block_edges(layout: Layout, speakers: Sequence[Speaker]) -> np.ndarray:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -48,7 +48,7 @@ class Layout:
         self._firsts = firsts
 
     def _read(self) -> None:
-        extents = self.extents
+        extents, starts, sources = self.extents, self._body_starts, self._body_sources
         closed: set[int] = set()
         speaking = -1
         for start, end, message, source, origin, _field, _coarse in self.rendered.spans:
@@ -63,11 +63,11 @@ class Layout:
                         self._interrupted.add(source)
                     closed.add(speaking)
                     speaking = source
-                self._body_starts.append(start)
-                self._body_sources.append(source)
+                starts.append(start)
+                sources.append(source)
                 extent = extents[source]
                 extent.characters[origin] = extent.characters.get(origin, 0) + end - start
-                if message in (source, -1):
+                if message == source or message == -1:
                     if extent.own_first < 0:
                         extent.own_first = start
                     extent.own_last = end
@@ -82,7 +82,11 @@ class Layout:
 
     def foreign_after(self, message: int, at: int) -> int:
         """Where the first text of another message stands at or after `at`, or the end of the text."""
-        return next((start for start, source in self._bodies_from(at) if source != message), len(self.text))
+        starts, sources = self._body_starts, self._body_sources
+        for entry in range(bisect_left(starts, at), len(starts)):
+            if sources[entry] != message:
+                return starts[entry]
+        return len(self.text)
 
     def own_end(self, message: int, start: int) -> int:
         """Where the message's own text ends, or the text of another one interrupts it."""
@@ -96,11 +100,6 @@ class Layout:
     def interrupted(self, message: int) -> bool:
         """Another message's text stands inside this one's: no engine has seen the reply so."""
         return message in self._interrupted
-
-    def _bodies_from(self, at: int) -> Iterator[tuple[int, int]]:
-        index = bisect_left(self._body_starts, at)
-        for entry in range(index, len(self._body_starts)):
-            yield self._body_starts[entry], self._body_sources[entry]
 
     def visible(self, message: int, origin: Origin) -> int:
         """Rendered characters of one field that are no white space and no reasoning tag."""

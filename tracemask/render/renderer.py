@@ -26,7 +26,7 @@ from tracemask.render.reading import History
 from tracemask.render.rows import Assembler
 from tracemask.render.sample import Sample
 from tracemask.render.stability import Stability
-from tracemask.render.stream import Piece, add_runs
+from tracemask.render.stream import Pieces
 from tracemask.render.template import Template, day_of
 from tracemask.render.text import RenderedText
 from tracemask.render.tokenizer import Tokenizer
@@ -162,12 +162,10 @@ class Renderer:
 
     def _context_ids(self, layout: Layout, start: int) -> list[int]:
         mode = Mode.IDS if self.control_text == "ids" else Mode.CONTENT
-        pieces: list[Piece] = []
-        add_runs(pieces, -1, layout, start, len(layout.text), mode, self.encoder)
-        out: list[int] = []
-        for _, _, item in pieces:
-            out += (self.encoder.get(item) if isinstance(item, Run) else item).ids.tolist()  # pyright: ignore[reportAttributeAccessIssue]
-        return out
+        pieces = Pieces()
+        pieces.add_text(-1, layout, start, len(layout.text), mode, self.encoder)
+        self.encoder.fill()
+        return pieces.ids().tolist()
 
     # ------------------------------------------------------------------ identity
 

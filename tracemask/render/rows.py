@@ -14,7 +14,7 @@ from tracemask.render.branch import BranchPlan, Turn
 from tracemask.render.columns import finished
 from tracemask.render.control import Control
 from tracemask.render.drift import cause_of_text, common_prefix, compare
-from tracemask.render.encode import Encoder, Mode, Run, byte_to_character
+from tracemask.render.encode import Encoder, Mode, byte_to_character
 from tracemask.render.parts import reply_parts
 from tracemask.render.sample import Drift, Sample
 from tracemask.render.stitch import Row, Stitcher
@@ -209,9 +209,9 @@ class _Trace:
         """Compares sampled ids with the encoding of the rendered reply."""
         if turn.reply is None:
             return
-        rendered: list[int] = []
-        for _, _, item in plan.spoken(turn, self.tools.encoder):
-            rendered += (self.tools.encoder.get(item) if isinstance(item, Run) else item).ids.tolist()  # pyright: ignore[reportAttributeAccessIssue]
+        spoken = plan.spoken(turn, self.tools.encoder)
+        self.tools.encoder.fill()
+        rendered: list[int] = spoken.ids().tolist()
         ids: list[int] = turn.reply.ids.tolist()
         if ids and turn.said[1].stop_id is None and ids[-1] in self.tools.stop_ids:
             ids.pop()  # the template writes no stop here: that the engine has one is no drift

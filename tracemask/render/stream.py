@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 
 import numpy as np
 
@@ -95,92 +96,107 @@ class Base:
     verbatim: frozenset[int]
 
 
-Piece = tuple[int, int, "Run | Encoded | Region"]
-"""(reply or -1, character where it begins, text to encode | a control token | a region taken verbatim)."""
+@dataclass(slots=True)
+class Pieces:
+    """A text piece by piece: the reply it belongs to (-1: none), the character where it begins, its encoding."""
+
+    turns: list[int] = field(default_factory=list)
+    places: list[int] = field(default_factory=list)
+    items: list[Encoded] = field(default_factory=list)
+
+    def add(self, turn: int, place: int, item: Encoded) -> None:
+        """One piece more."""
+        self.turns.append(turn)
+        self.places.append(place)
+        self.items.append(item)
+
+    def add_text(self, turn: int, layout: Layout, start: int, end: int, mode: Mode, encoder: Encoder) -> None:
+        """Characters [start, end) as runs between the template's control tokens, and those tokens."""
+        at = start
+        marks, text, want, controls = layout.marks, layout.text, encoder.want, encoder.controls
+        turns, places, items = self.turns, self.places, self.items
+        before = len(items)
+        for index in range(bisect_left(layout.mark_starts, start), len(marks)):
+            first, last, token = marks[index]
+            if first >= end:
+                break
+            if first > at:
+                places.append(at)
+                items.append(want(new_run(Run, (text[at:first], mode, at > 0))))
+            places.append(first)
+            items.append(controls[token])
+            at = last if last > at else at
+        if at < end:
+            places.append(at)
+            items.append(want(new_run(Run, (text[at:end], mode, at > 0))))
+        turns += [turn] * (len(items) - before)
+
+    def ids(self) -> np.ndarray:
+        """int32 ids of all pieces."""
+        return concatenated([item.ids for item in self.items], np.int32)
 
 
-def add_runs(out: list[Piece], turn: int, layout: Layout, start: int, end: int, mode: Mode, encoder: Encoder) -> None:
-    """Characters [start, end) as runs between the template's control tokens, and those tokens."""
-    at = start
-    marks, text = layout.marks, layout.text
-    index = bisect_left(layout.mark_starts, start)
-    while index < len(marks):
-        first, last, token = marks[index]
-        if first >= end:
-            break
-        index += 1
-        if first > at:
-            out.append((turn, at, Run(text[at:first], mode, at > 0)))
-        out.append((turn, first, encoder.controls[token]))
-        at = max(at, last)
-    if at < end:
-        out.append((turn, at, Run(text[at:end], mode, at > 0)))
+new_run = tuple.__new__
 
 
 def pieces_of(layout: Layout, regions: Sequence[Region], modes: Mapping[int, Mode], context: Mode, encoder: Encoder,
-              verbatim: frozenset[int] = frozenset()) -> list[Piece]:  # fmt: skip
-    """A render in pieces, cut at the edges of its regions."""
-    out: list[Piece] = []
+              verbatim: Mapping[int, Reply] = MappingProxyType({})) -> Pieces:  # fmt: skip
+    """A render in pieces, cut at the edges of its regions; `verbatim` replies stand with the engine's ids."""
+    out = Pieces()
     at = 0
     for region in regions:
         # A block that the template puts between prompt and reply was never before the eyes of an engine that sampled.
-        whole = region.message not in verbatim
-        add_runs(out, -1, layout, at, region.start if whole else region.prompt_end, context, encoder)
-        if whole:
-            add_runs(out, region.message, layout, region.start, region.end, modes[region.message], encoder)
+        reply = verbatim.get(region.message)
+        out.add_text(-1, layout, at, region.start if reply is None else region.prompt_end, context, encoder)
+        if reply is None:
+            out.add_text(region.message, layout, region.start, region.end, modes[region.message], encoder)
         else:
-            out.append((region.message, region.start, region))
+            starts = _positions(layout, region, reply.ids, encoder)
+            out.add(region.message, region.start, Encoded(None, reply.ids, starts))
         at = region.end
-    add_runs(out, -1, layout, at, len(layout.text), context, encoder)
+    out.add_text(-1, layout, at, len(layout.text), context, encoder)
     return out
 
 
-def build_base(layout: Layout, labels: Labels, regions: Sequence[Region], pieces: Sequence[Piece], encoder: Encoder,
-               replies: Mapping[int, Reply], verbatim: frozenset[int]) -> Base:  # fmt: skip
-    """The stream of a render; replies in `verbatim` stand with the ids that the engine returned."""
-    ids: list[np.ndarray] = []
-    starts: list[np.ndarray] = []
-    suspicious: list[tuple[int, Run]] = []
-    for _, position, item in pieces:
-        if isinstance(item, Run):
-            encoded = encoder.get(item)
-            if encoded.found:
-                suspicious.append((position, item))
-        elif isinstance(item, Region):
-            found = replies[item.message].ids
-            encoded = Encoded(found, _positions(layout, item, found, encoder))
-        else:
-            encoded = item
-        ids.append(encoded.ids)
-        starts.append(encoded.starts)
+def build_base(layout: Layout, labels: Labels, regions: Sequence[Region], pieces: Pieces,
+               verbatim: Mapping[int, Reply]) -> Base:  # fmt: skip
+    """The stream of a render; `verbatim` replies stand with the ids that the engine returned."""
+    ids = [item.ids for item in pieces.items]
     counts = np.fromiter(map(len, ids), np.int64, len(ids))
-    positions = np.fromiter((position for _, position, _ in pieces), np.int32, len(pieces))
-    all_ids = concatenated(ids, np.int32)
-    characters = concatenated(starts, np.int32) + np.repeat(positions, counts)
-    stream = lay(all_ids, characters, labels)
-    stream.straddles = _straddling(characters, labels, len(layout.text))
-    bounds = _bounds(pieces, counts, regions, characters)
-    for turn, (start, end) in bounds.items():
-        stream.turn[start:end] = turn
-        if turn in verbatim:
-            put_reply(stream, start, replies[turn])
-    return Base(layout, labels, {r.message: r for r in regions}, stream, bounds, suspicious, verbatim)
+    places = np.array(pieces.places, np.int32)
+    characters = concatenated([item.starts for item in pieces.items], np.int32) + np.repeat(places, counts)
+    at = labels.rows_of(characters)
+    stream = _laid(concatenated(ids, np.int32), at, labels)
+    stream.straddles = _straddling(characters, at, labels, len(layout.text))
+    turns = np.array(pieces.turns, np.int32)
+    stream.turn = np.repeat(turns, counts)
+    bounds = _bounds(turns, counts, regions, characters)
+    for turn, reply in verbatim.items():
+        if turn in bounds:
+            put_reply(stream, bounds[turn][0], reply)
+    suspicious = [
+        (place, item.run) for place, item in zip(pieces.places, pieces.items) if item.found and item.run is not None
+    ]
+    return Base(layout, labels, {r.message: r for r in regions}, stream, bounds, suspicious, frozenset(verbatim))
 
 
-def _straddling(characters: np.ndarray, labels: Labels, size: int) -> np.ndarray:
+def _straddling(characters: np.ndarray, at: np.ndarray, labels: Labels, size: int) -> np.ndarray:
     """Which tokens hold characters of more than one author."""
     last = np.maximum(np.append(characters[1:], size) - 1, characters)
-    return labels.author[labels.rows_at(last)] != labels.author[labels.rows_at(characters)]
+    return labels.author[labels.rows_of(last)] != labels.author[at]
 
 
-def _bounds(pieces: Sequence[Piece], counts: np.ndarray, regions: Sequence[Region],
+def _bounds(turns: np.ndarray, counts: np.ndarray, regions: Sequence[Region],
             characters: np.ndarray) -> dict[int, tuple[int, int]]:  # fmt: skip
-    bounds: dict[int, tuple[int, int]] = {}
-    ends = np.cumsum(counts).tolist()
-    for index, (turn, _, _) in enumerate(pieces):
-        if turn >= 0:
-            first = bounds[turn][0] if turn in bounds else ends[index] - int(counts[index])
-            bounds[turn] = (first, ends[index])
+    """Tokens [start, end) of each reply, whose pieces stand side by side."""
+    ends = np.cumsum(counts)
+    last = np.flatnonzero(np.append(turns[1:] != turns[:-1], True)) if len(turns) else np.zeros(0, np.int64)
+    closes = ends[last].tolist()
+    bounds = {
+        turn: (start, end)
+        for turn, start, end in zip(turns[last].tolist(), [0, *closes], closes, strict=False)
+        if turn >= 0
+    }
     for region in regions:
         if region.message not in bounds:
             at = int(np.searchsorted(characters, region.start))
@@ -190,7 +206,10 @@ def _bounds(pieces: Sequence[Piece], counts: np.ndarray, regions: Sequence[Regio
 
 def lay(ids: np.ndarray, characters: np.ndarray, labels: Labels) -> Stream:
     """Labels of each token by the character in which it starts."""
-    at = labels.rows_at(characters) if len(ids) else np.zeros(0, np.int64)
+    return _laid(ids, labels.rows_of(characters), labels)
+
+
+def _laid(ids: np.ndarray, at: np.ndarray, labels: Labels) -> Stream:
     return Stream(
         ids,
         labels.author[at],
@@ -241,13 +260,14 @@ def unexplained(reply: Reply, turn: int, message: int, parts: np.ndarray) -> Str
 
 def mark_ends(stream: Stream, stops: np.ndarray, spaces: np.ndarray, bos_id: int | None) -> None:
     """Parts that ids decide: bos, the stop after a message of anyone, the white space that separates messages."""
-    renderer = stream.author == Author.RENDERER
+    part = stream.part
+    renderer = stream.author == int(Author.RENDERER)
     ids = np.minimum(stream.ids, len(stops) - 1)
-    stream.part[renderer & stops[ids]] = Part.STOP
+    part[renderer & stops[ids]] = int(Part.STOP)
     if bos_id is not None and len(stream) and stream.ids[0] == bos_id:
-        stream.part[0] = Part.BOS
-    space = spaces[ids] & renderer & (stream.origin == Origin.RENDERER)
+        part[0] = int(Part.BOS)
+    space = np.flatnonzero(spaces[ids] & renderer & (stream.origin == int(Origin.RENDERER)))
+    space = space[space > 0]
     for _ in range(2):
-        after = np.zeros(len(stream), bool)
-        after[1:] = (stream.part[:-1] == Part.STOP) | (stream.part[:-1] == Part.SEPARATOR)
-        stream.part[space & after] = Part.SEPARATOR
+        before = part[space - 1]
+        part[space[(before == int(Part.STOP)) | (before == int(Part.SEPARATOR))]] = int(Part.SEPARATOR)

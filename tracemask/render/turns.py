@@ -6,7 +6,7 @@ import json
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from tracemask.core.errors import RenderError
 from tracemask.core.finding import Finding, Place
@@ -19,8 +19,7 @@ PROBE_REPLY = "tracemask probes this reply"
 MAX_LEARNED = 4096
 
 
-@dataclass(frozen=True, slots=True)
-class Prompt:
+class Prompt(NamedTuple):
     """What the template writes before a reply of one kind. text: from the message's block on.
 
     exact: the prompt is a prefix of the render that follows. known: False where the template refuses to write one.
@@ -36,8 +35,7 @@ class Prompt:
     opened: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Region:
+class Region(NamedTuple):
     """Characters [start, end) of a rendered text that one reply stands for; [stop, end) is its stop, empty if none.
 
     prompt_end: where the generation prompt ends; up to `start` follows what the template puts in without anyone
@@ -80,7 +78,7 @@ class Turns:
         literal_end = extent.own_first if extent.own_first >= prompt_end else extent.last
         start, repeated = self._inserted(conversation, layout.text, prompt_end, literal_end)
         stop, end, stop_id = self._end(layout, k, start, cut_short, prompt.tail)
-        inside = layout.marks[bisect_left(layout.mark_starts, start) : bisect_left(layout.mark_starts, stop)]
+        first, last = bisect_left(layout.mark_starts, start), bisect_left(layout.mark_starts, stop)
         region = Region(
             message=k,
             prompt_end=prompt_end,
@@ -89,7 +87,7 @@ class Turns:
             end=end,
             approximate=not prompt.exact or repeated or (not fits and len(layout.extents) == k + 1),
             opened=prompt.opened if fits else None,
-            stopped_early=any(mark.id in self.stops for mark in inside),
+            stopped_early=first < last and any(mark.id in self.stops for mark in layout.marks[first:last]),
             stop_id=stop_id,
             prompted=fits,
         )
@@ -113,7 +111,7 @@ class Turns:
         stop_id = None
         if index < len(layout.marks) and layout.marks[index].start == stop and layout.marks[index].id in self.stops:
             stop_id, end = layout.marks[index].id, layout.marks[index].end
-        return replace(region, stop=stop, end=end, stop_id=stop_id, stopped_early=own.stopped_early)
+        return region._replace(stop=stop, end=end, stop_id=stop_id, stopped_early=own.stopped_early)
 
     # ------------------------------------------------------------------ start
 
@@ -135,12 +133,18 @@ class Turns:
 
     def prompt(self, conversation: Conversation, k: int) -> Prompt:
         """The generation prompt before message k, learned from this turn where its kind is new."""
+        known = conversation.prompts.get(k)
+        if known is None:
+            known = conversation.prompts[k] = self._prompt_of_kind(conversation, k)
+        return known
+
+    def _prompt_of_kind(self, conversation: Conversation, k: int) -> Prompt:
         key = _kind(conversation, k)
         if key not in self._learned:
             if len(self._learned) >= MAX_LEARNED:
                 self._learned.clear()
             learned = self._learn(conversation, k)
-            self._learned[key] = replace(learned, opened=open_reasoning(learned.text))
+            self._learned[key] = learned._replace(opened=open_reasoning(learned.text))
         return self._learned[key]
 
     def _learn(self, conversation: Conversation, k: int) -> Prompt:
