@@ -14,6 +14,7 @@ from store_rows import dataset, full_row, rows, same, sample, trace
 
 from tracemask.core.errors import StoreError, TracemaskError
 from tracemask.core.vocab import Author, Origin, Part, Role
+from tracemask.store.manifest import verify
 from tracemask.store.reader import open_dataset
 from tracemask.store.row import Row
 from tracemask.store.rows import of_sample
@@ -277,3 +278,31 @@ def test_an_object_store_without_a_dataset_is_said() -> None:
     with pytest.raises(TracemaskError) as error:
         open_dataset("memory://nothing-here")
     assert error.value.code == "TM931"
+
+
+@pytest.mark.parametrize("profile", ["fast", "compact"])
+def test_writing_into_tensors_changes_neither_the_file_nor_the_next_reader(tmp_path: Path, profile: str) -> None:
+    from tracemask.store.torch_view import tensors
+
+    path = tmp_path / "shards"
+    found = dataset(path, rows(3), profile=profile)
+    expected = [row["token_ids"].tolist() for row in found]
+    for i in range(3):
+        for _ in range(2):
+            found.row(i)
+            taken = tensors(found, i)
+            if profile == "compact":
+                assert taken["token_ids"].tolist() == expected[i]
+            taken["token_ids"].zero_()
+    assert [row["token_ids"].tolist() for row in open_dataset(path)] == expected
+    assert verify(str(path)) == []
+
+
+@pytest.mark.parametrize("profile", ["fast", "compact"])
+def test_columns_of_a_row_are_read_only_unless_asked(tmp_path: Path, profile: str) -> None:
+    found = dataset(tmp_path, [*rows(2), full_row()], profile=profile)
+    for i in range(3):
+        for name, values in found.row(i).columns.items():
+            if name not in ("sampled", "policy_version"):  # unpacked into memory of their own
+                assert not values.flags.writeable, name
+        assert all(values.flags.writeable for values in found.row(i, writable=True).columns.values())

@@ -109,12 +109,19 @@ class Names:
             return found
         for name in _PROMPT_OF.get(ours, ()):
             before = _numbers(values.get(name), where, name)
-            if before is not None and len(before) == split[0]:
+            if before is not None and len(before) == split[0] and not (ours == "mask" and self._attends(before)):
                 return np.concatenate([before, found])
         fill = PROMPT_FILL.get(ours, np.nan)
         return np.concatenate(
             [np.full(split[0], fill, dtype=found.dtype if ours in PROMPT_FILL else np.float64), found]
         )
+
+    def _attends(self, prompt_mask: np.ndarray) -> bool:
+        """TRL's `prompt_mask` is the prompt's attention (0…01…1), prime-rl's says what is trained."""
+        on = np.asarray(prompt_mask) != 0
+        if not on.any() or (on[1:] < on[:-1]).any():
+            return False
+        return not on[0] or any("per_token_logps" in name for name in self.tokens.values())
 
 
 def match(lists: Iterable[str], scalars: Iterable[str], mapping: Mapping[str, str], *, where: str) -> Names:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import bisect
 import mmap
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
@@ -20,6 +20,7 @@ from tracemask.core.errors import StoreError
 from tracemask.store.row import Row
 from tracemask.store.schema import SCALAR_ALIASES, SPANS, Profile, is_token_field, read_metadata
 from tracemask.store.spans import from_spans
+from tracemask.store.values import Memory, Values, only_row
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -27,78 +28,20 @@ if TYPE_CHECKING:
 SHARD_NAMES = {alias: name for name, alias in SCALAR_ALIASES.items()}
 
 
-class Values:
-    """One per-token column of one record batch: `flat` values and `offsets`; `null` rows have none."""
-
-    __slots__ = ("flat", "null", "offsets", "packed", "start", "writable")
-
-    def __init__(self, array: pa.LargeListArray, memory: Memory | None) -> None:
-        offsets = np.frombuffer(array.buffers()[1], dtype=np.int64)
-        self.offsets = offsets[array.offset : array.offset + len(array) + 1].data  # a memoryview gives plain integers
-        child = array.values
-        kind = child.type.to_pandas_dtype()
-        self.packed = kind is np.bool_
-        self.null = None if array.null_count == 0 else np.asarray(array.is_null())
-        self.start = child.offset
-        data = child.buffers()[1]
-        if data is None:
-            self.flat = self.writable = np.zeros(0, dtype=np.uint8 if self.packed else kind)
-            return
-        found = None if memory is None else memory.of(data)
-        self.writable = np.frombuffer(data, np.uint8) if found is None else found
-        self.writable = self.writable.view(np.uint8 if self.packed else kind)
-        self.flat = self.writable.view()
-        self.flat.flags.writeable = False
-
-    def row(self, i: int, *, writable: bool = False) -> np.ndarray | None:
-        """The values of row `i` as a view (booleans are unpacked into their own memory), or None where null."""
-        if self.null is not None and self.null[i]:
-            return None
-        start, stop = self.offsets[i] + self.start, self.offsets[i + 1] + self.start
-        if self.packed:
-            first = start >> 3
-            bits = np.unpackbits(self.flat[first : (stop + 7) >> 3], bitorder="little")
-            return bits[start - (first << 3) : stop - (first << 3)].view(np.bool_)
-        return (self.writable if writable else self.flat)[start:stop]
-
-    def all(self) -> np.ndarray:
-        """The values of every row, concatenated, in one view; booleans unpacked."""
-        if len(self.offsets) < 2:
-            return self.flat[:0].astype(np.bool_) if self.packed else self.flat[:0]
-        start, stop = self.offsets[0] + self.start, self.offsets[-1] + self.start
-        if self.packed:
-            first = start >> 3
-            bits = np.unpackbits(self.flat[first : (stop + 7) >> 3], bitorder="little")
-            return bits[start - (first << 3) : stop - (first << 3)].view(np.bool_)
-        return self.flat[start:stop]
-
-
-class Memory:
-    """The private mapping of a file, as writable bytes."""
-
-    def __init__(self, mapped: mmap.mmap) -> None:
-        self._bytes = np.frombuffer(mapped, dtype=np.uint8)
-        self._start = self._bytes.ctypes.data
-
-    def of(self, data: pa.Buffer) -> np.ndarray | None:
-        """The bytes of a buffer that lies in the mapping, else None."""
-        start = data.address - self._start
-        return self._bytes[start : start + data.size] if 0 <= start <= len(self._bytes) - data.size else None
-
-
 class Scalars(Mapping[str, Any]):
-    """The scalars of one row, read when asked for. load: gives the record batch that holds them."""
+    """The scalars of one row, read when asked for. batch: what holds them; None: read it from `shard` then."""
 
-    __slots__ = ("_batch", "_index", "_load", "_names")
+    __slots__ = ("_at", "_batch", "_names", "_row", "_shard")
 
-    def __init__(self, load: Callable[[], pa.RecordBatch], names: dict[str, int], index: int) -> None:
-        self._load, self._names, self._index = load, names, index
-        self._batch: pa.RecordBatch | None = None
+    def __init__(self, shard: OpenShard, batch: pa.RecordBatch | None, row: int, at: int) -> None:
+        self._shard, self._batch, self._row, self._at = shard, batch, row, at
+        self._names = shard.scalar_index
 
     def __getitem__(self, name: str) -> Any:
-        at = self._names[name]
-        batch = self._batch = self._batch or self._load()
-        return plain(name, batch.column(at)[self._index].as_py())
+        column = self._names[name]
+        if self._batch is None:
+            self._batch = self._shard.scalar_batch(self._row)
+        return plain(name, self._batch.column(column)[self._at].as_py())
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._names)
@@ -148,6 +91,9 @@ class OpenShard:
         names = [*token_fields, SPANS] if self.has_spans else token_fields
         self.token_columns = tuple(name for name in names if columns is None or name in columns)
         self._scalar_names: list[str] = [field.name for field in self.schema if field.name not in names]
+        self._plain = tuple(name for name in self.token_columns if name != SPANS)
+        types = {name: self.schema.field(name).type.value_type for name in token_fields}
+        self._kinds = {name: np.dtype(kind.to_pandas_dtype()) for name, kind in types.items()}
         self._cache: dict[int, _Batch] = {}
         self._readers: dict[str, tuple[Any, dict[str, int]]] = {}
         self._starts = self._batch_starts()
@@ -188,14 +134,14 @@ class OpenShard:
             raise StoreError("TM508", where=self.where, what=what, fix="convert again") from None
 
     def _load(self, index: int) -> _Batch:
-        return _Batch(self._batch("tokens", index), self._reader_of("tokens")[1], self._memory)
+        return _Batch(self._batch("tokens", index), self._reader_of("tokens")[1], self._kinds, self._memory)
 
     def _at(self, i: int) -> tuple[_Batch, int]:
         if self.compact:
             batch = self._cache.get(i)
             if batch is None:
-                self._cache = {i: self._load(i)}
-                batch = self._cache[i]
+                self._cache = {}  # its memory is taken again
+                batch = self._cache[i] = self._load(i)
             return batch, 0
         if len(self._cache) == 1:
             return self._cache[0], i
@@ -206,19 +152,28 @@ class OpenShard:
         """Row `i` of this shard, numbered `index` in its dataset."""
         batch, at = self._at(i)
         columns: dict[str, np.ndarray] = {}
-        for name in self.token_columns:
-            if name == SPANS:
-                spans = batch.data.column(batch.index[SPANS])[at].as_py()
-                values = None if spans is None else from_spans(spans, len(columns["token_ids"]))
+        for name in self._plain:
+            if self.compact:
+                values = only_row(batch.column(name), self._kinds[name], writable=writable)
             else:
                 values = batch.values(name).row(at, writable=writable)
             if values is not None:
                 columns[name] = values
-        load = (lambda: self._batch("scalars", i)) if self.compact else (lambda: batch.data)
-        return Row(index, columns, Scalars(load, self._scalar_index, at))
+        if SPANS in self.token_columns:
+            spans = batch.column(SPANS)[at].as_py()
+            if spans is not None:
+                columns[SPANS] = from_spans(spans, len(columns["token_ids"]))
+        if writable and self.compact:
+            self._cache = {}  # what was unpacked for this row is the caller's now
+        return Row(index, columns, Scalars(self, None if self.compact else batch.data, i, at))
+
+    def scalar_batch(self, i: int) -> pa.RecordBatch:
+        """The record batch of row `i`, where each row has one; it holds at least the scalars."""
+        return self._batch("scalars", i)
 
     @cached_property
-    def _scalar_index(self) -> dict[str, int]:
+    def scalar_index(self) -> dict[str, int]:
+        """Where each scalar lies in the batches, by the name that rows give it."""
         index = self._reader_of("scalars")[1]
         return {SCALAR_ALIASES.get(name, name): at for name, at in index.items()}
 
@@ -258,18 +213,24 @@ class OpenShard:
 class _Batch:
     """A record batch whose columns become numpy on first use. index: stored column → position in the batch."""
 
-    __slots__ = ("_memory", "_values", "data", "index")
+    __slots__ = ("_kinds", "_memory", "_values", "data", "index")
 
-    def __init__(self, data: pa.RecordBatch, index: dict[str, int], memory: Memory | None) -> None:
-        self.data, self.index, self._memory = data, index, memory
+    def __init__(
+        self, data: pa.RecordBatch, index: dict[str, int], kinds: dict[str, np.dtype[Any]], memory: Memory | None
+    ) -> None:
+        self.data, self.index, self._kinds, self._memory = data, index, kinds, memory
         self._values: dict[str, Values] = {}
 
     def values(self, name: str) -> Values:
         """The per-token column `name`."""
         found = self._values.get(name)
         if found is None:
-            found = self._values[name] = Values(self.data.column(self.index[name]), self._memory)
+            found = self._values[name] = Values(self.column(name), self._kinds[name], self._memory)
         return found
+
+    def column(self, name: str) -> pa.Array:
+        """The column as Arrow has it."""
+        return self.data.column(self.index[name])
 
 
 def _map(path: str, where: str) -> mmap.mmap:

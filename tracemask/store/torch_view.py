@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from tracemask.store.pack import Pack
 from tracemask.store.reader import Dataset
 from tracemask.store.row import Row
@@ -24,21 +22,23 @@ def tensors(dataset: Dataset, i: int, columns: Sequence[str] | None = None) -> d
 
 
 def of_row(row: Row, columns: Sequence[str] | None = None) -> dict[str, Tensor]:
-    """A row's columns as tensors; read-only ones are copied."""
-    names = row.columns if columns is None else columns
-    return {name: _tensor(row.columns[name]) for name in names if row.columns[name].dtype.kind != "U"}
+    """A row's columns as tensors; read-only ones are copied, text is left out."""
+    import torch
+
+    from_numpy, out = torch.from_numpy, {}
+    for name in row.columns if columns is None else columns:
+        values = row.columns[name]
+        if values.dtype.kind != "U":
+            out[name] = from_numpy(values if values.flags.writeable else values.copy())
+    return out
 
 
 def of_pack(pack: Pack) -> dict[str, Tensor]:
-    """A pack's columns, `cu_seqlens` and `positions` as tensors."""
-    arrays = {**pack.columns, "cu_seqlens": pack.cu_seqlens, "positions": pack.positions}
-    return {name: _tensor(values) for name, values in arrays.items()}
-
-
-def _tensor(values: np.ndarray) -> Tensor:
+    """A pack's columns, `cu_seqlens` and `positions` as tensors; text is left out."""
     import torch
 
-    return torch.from_numpy(values if values.flags.writeable else values.copy())
+    arrays = {**pack.columns, "cu_seqlens": pack.cu_seqlens, "positions": pack.positions}
+    return {name: torch.from_numpy(values) for name, values in arrays.items() if values.dtype.kind != "U"}
 
 
 class Rows:
