@@ -10,8 +10,10 @@ from tracemask.core.vocab import Origin
 from tracemask.render.text import RenderedText, Span
 from tracemask.render.tokenizer import Tokenizer
 
-NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
-"""Template variables whose text is the tokenizer's own, hence as trusted as a literal."""
+TRUSTED_ROLES = frozenset(
+    ("system", "developer", "user", "assistant", "tool", "function", "ipython", "observation", "model")
+)
+"""Role names of which templates compose control tokens ("<|" + role + "|>"); any other role is data."""
 
 MAX_LITERALS = 4096
 """Literals whose control tokens are remembered; a template has few."""
@@ -64,7 +66,7 @@ class Control:
             return []
         text, cache = rendered.text, self.literals
         found: list[Mark] = []
-        for start, end in trusted_ranges(rendered.spans):
+        for start, end in trusted_ranges(rendered):
             literal = text[start:end]
             places = cache.get(literal)
             if places is None:
@@ -88,28 +90,27 @@ class Control:
         return Mark(start, end, token_id)
 
 
-_TRUSTED_FIELDS = frozenset({"role", *NAMED_TOKENS})
-
-
-def is_trusted(span: Span) -> bool:
-    """Characters that no message's author could choose: literals, role names, the tokenizer's named tokens."""
+def is_trusted(span: Span, text: str) -> bool:
+    """Characters that no message's author could choose: literals, and the names of known roles."""
     if span.origin is Origin.RENDERER:
         return True
-    return span.origin is Origin.FIELD and bool(span.field) and span.field[0] in _TRUSTED_FIELDS
+    return (
+        span.origin is Origin.FIELD and span.field == ("role",) and text[span.start : span.end].lower() in TRUSTED_ROLES
+    )
 
 
-def trusted_ranges(spans: list[Span]) -> list[tuple[int, int]]:
+def trusted_ranges(rendered: RenderedText) -> list[tuple[int, int]]:
     """Maximal ranges of trusted characters: a control token may be composed of several literals."""
     ranges: list[tuple[int, int]] = []
     opened = -1
     literal = Origin.RENDERER
-    for span in spans:
-        if span[4] is literal or is_trusted(span):
+    for span in rendered.spans:
+        if span[4] is literal or is_trusted(span, rendered.text):
             if opened < 0:
                 opened = span[0]
         elif opened >= 0:
             ranges.append((opened, span[0]))
             opened = -1
     if opened >= 0:
-        ranges.append((opened, spans[-1].end))
+        ranges.append((opened, len(rendered.text)))
     return ranges

@@ -21,7 +21,6 @@ from tracemask.render.sandbox import TracingContext, make_environment
 from tracemask.render.tags import MAX_CHARS, At, LimitExceeded, Mark, Tag, Untraceable, check_size
 from tracemask.render.text import RenderedText, Span
 
-TOKEN_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 REASONING_NAMES = ("reasoning_content", "thinking", "reasoning")
 MEDIA = ("image", "audio", "video", "file")
 _PLAIN_NAMES = {
@@ -113,7 +112,8 @@ class Engine:
             add_generation_prompt=job.add_generation_prompt,
         )
         for key, value in (job.kwargs or {}).items():
-            variables[key] = value if key in TOKEN_NAMES else wrap(value, -1, Origin.FIELD, ("kwargs", key))
+            if key not in self._tokens or value != self._tokens[key]:  # the tokenizer's own tokens stay literals
+                variables[key] = wrap(value, -1, Origin.FIELD, ("kwargs", key))
         return variables
 
     def _refuse_media(self, parts: Sequence[Any], index: int) -> None:
