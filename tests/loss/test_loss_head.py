@@ -306,7 +306,8 @@ def test_a_target_outside_the_vocabulary_is_refused(target: int) -> None:
     ids[4] = target
     batch = random_batch(12, selected=1.0, target_id=ids)
     for head in ("chunked", "reference"):
-        with pytest.raises(LossError, match="row 0 token 5: TM404 log-prob is nan"):
+        said = rf"row 0 token 5: TM404 log-prob is nan \(token id {target} is outside the head's 50\)"
+        with pytest.raises(LossError, match=said):
             loss.from_hidden(recipe(rl=rl()), hidden, weight, batch, head=head)
 
 
@@ -332,6 +333,18 @@ def test_misfits_are_named() -> None:
         loss.from_hidden(chosen, hidden[:39], weight, batch)
     with pytest.raises(LossError, match="TM950 hidden is torch.float64, the head torch.float32"):
         loss.from_hidden(chosen, hidden, weight.float(), batch)
+    for options, said in (
+        ({"valid_vocab": 51}, "valid_vocab 51 for a head of 50 rows"),
+        ({"bias": torch.zeros(49).double()}, r"bias is torch.float64 \(49,\).*\[50\]"),
+        ({"bias": torch.zeros(50)}, "bias is torch.float32.*give torch.float64"),
+        ({"chunk": 0}, "chunk 0"),
+    ):
+        for head in ("chunked", "reference"):
+            with pytest.raises(LossError, match=f"TM950 {said}"):
+                loss.from_hidden(chosen, hidden, weight, batch, head=head, **options)
+    for heat in (0.0, -1.0, float("nan"), float("inf")):
+        with pytest.raises(LossError, match="row 0 token 3: TM950 temperature"):
+            random_batch(14, temperature=np.where(np.arange(25) == 2, heat, 1.0))
     with pytest.raises(LossError, match="TM950 no weights for component 'ce'"):
         loss.from_hidden(recipe(rl=rl(), ce=rl("ce")), hidden, weight, batch)
     with pytest.raises(LossError, match="TM603 the term needs reference log-probs"):

@@ -73,6 +73,59 @@ def test_minus_infinite_logits_make_no_nan() -> None:
     assert torch.isfinite(torch.autograd.grad(out.total, leaf)[0]).all()
 
 
+@pytest.mark.parametrize("head", ["triton", "chunked"])
+@pytest.mark.parametrize("vocab", [1, 2, 4095, 4096, 4097])
+@pytest.mark.parametrize(("targets", "width"), [(0, 7), (1, 1), (13, 7)])
+def test_shapes_at_the_edges_of_blocks(head: str, vocab: int, targets: int, width: int) -> None:
+    """No target, one target, one column, one token: strided inputs, rows that do not fill a chunk."""
+    g = torch.Generator().manual_seed(vocab)
+    hidden = torch.randn(2 * width, 16, generator=g)[::2].t().requires_grad_()
+    weight = torch.randn(2 * vocab, width, generator=g)[::2].requires_grad_()
+    batch = random_batch(
+        1, slots=16, targets=targets, vocab=vocab, components=NAMES, dtype=torch.float32, shared_parents=True
+    )
+    out = loss.from_hidden(ALL, hidden, weight, batch, head=head, chunk=5, entropy=True)
+    plain = loss.from_hidden(ALL, hidden, weight, batch, head="reference", entropy=True)
+    assert torch.allclose(out.logprobs, plain.logprobs, atol=1e-5)
+    assert out.entropy is not None
+    assert plain.entropy is not None
+    assert torch.allclose(out.entropy, plain.entropy, atol=1e-4)
+    slopes = torch.autograd.grad(out.total, (hidden, weight))
+    for a, b in zip(slopes, torch.autograd.grad(plain.total, (hidden, weight))):
+        assert (a - b).abs().max() <= 2e-5 * max(1.0, float(b.abs().max()))
+
+
+@pytest.mark.parametrize("head", ["triton", "chunked"])
+@pytest.mark.parametrize("size", [1e2, 1e4])
+def test_logits_of_ten_thousand_are_exact(head: str, size: float) -> None:
+    g = torch.Generator().manual_seed(0)
+    hidden = (size**0.5 * torch.randn(16, 7, generator=g)).requires_grad_()
+    weight = (size**0.5 * torch.randn(4097, 7, generator=g)).requires_grad_()
+    batch = random_batch(1, slots=16, targets=13, vocab=4097, components=NAMES, dtype=torch.float32)
+    out = loss.from_hidden(ALL, hidden, weight, batch, head=head)
+    plain = loss.from_hidden(ALL, hidden, weight, batch, head="reference")
+    assert out.total.item() == pytest.approx(plain.total.item(), rel=1e-6)
+    slopes = torch.autograd.grad(out.total, (hidden, weight))
+    for a, b in zip(slopes, torch.autograd.grad(plain.total, (hidden, weight))):
+        assert torch.isfinite(a).all()
+        assert (a - b).abs().max() <= 1e-4 * b.abs().max()
+
+
+@pytest.mark.filterwarnings("ignore:.*encountered:RuntimeWarning")  # the interpreter's numpy
+@pytest.mark.parametrize("head", ["triton", "chunked"])
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), 3e38])
+@pytest.mark.parametrize("where", ["hidden", "weight"])
+def test_what_is_not_finite_is_reported_and_never_hidden(head: str, bad: float, where: str) -> None:
+    hidden, weight = torch.randn(16, 7).abs() + 1, torch.randn(4097, 7).abs() + 1
+    batch = random_batch(1, slots=16, targets=13, vocab=4097, components=NAMES, dtype=torch.float32, selected=1.0)
+    if where == "hidden":
+        hidden[batch.parent_slot[2]] = bad
+    else:
+        weight[4096] = bad
+    with pytest.raises(LossError, match="TM404 (log-prob|entropy)"):
+        loss.from_hidden(ALL, hidden.requires_grad_(), weight.requires_grad_(), batch, head=head, entropy=True)
+
+
 def test_float64_is_refused() -> None:
     batch = random_batch(3, slots=8, targets=5)
     with pytest.raises(LossError, match="computes in float32"):

@@ -209,6 +209,13 @@ def _check(arrays: Mapping[str, Any]) -> None:
             raise LossError(
                 "TM950", what=f"{name} has {len(value)} entries, expected {expected}", fix="align it with the targets"
             )
+    heat = arrays.get("temperature")
+    cold = [] if heat is None else np.flatnonzero(~(np.asarray(heat) > 0) | ~np.isfinite(heat))
+    if len(cold):
+        where = f"row {np.asarray(arrays['row'])[cold[0]]} token {np.asarray(arrays['index_in_row'])[cold[0]]}"
+        what = f"temperature {np.asarray(heat)[cold[0]]:g}: no distribution has such log-probs"
+        fix = "give tokens taken greedily weight 0, or state the temperature of their log-probs"
+        raise LossError("TM950", where=where, what=what, fix=fix)
     parents = np.asarray(arrays["parent_slot"])
     bad = np.flatnonzero((parents < 0) | (parents >= slots))
     if len(bad):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -54,8 +54,9 @@ def from_hidden(
     Returns LossOutput; total is this micro-batch's share of the step's loss: add micro-batches up, never average.
     Raises LossError TM404 (not finite on a kept token, by name), TM603 (missing arrays), TM950 (shapes, dtypes).
     """
-    call = _Call.of(recipe, hidden_SH, head_weight_VH, batch, counts, entropy)
-    total, lp, full = call.run(bias, Logits(logit_scale, softcap, valid_vocab), head, chunk)
+    logits = Logits(logit_scale, softcap, valid_vocab)
+    call = _Call.of(recipe, hidden_SH, head_weight_VH, batch, counts, entropy, logits)
+    total, lp, full = call.run(bias, head, chunk)
     with torch.no_grad():
         values, tally = call.objective.report(lp, full)
     metrics, maxima = tally.result()
@@ -82,8 +83,9 @@ def counts_after_rejection(
     Sum over the step's micro-batches and ranks, then pass as from_hidden(counts=…).
     """
     recipe_components = tuple(replace(c, after_rejection=False) for c in components_of(recipe))
-    call = _Call.of(recipe_components, hidden_SH, head_weight_VH, batch, None, False)
-    _, lp, full = call.run(bias, Logits(logit_scale, softcap, valid_vocab), head, chunk)
+    logits = Logits(logit_scale, softcap, valid_vocab)
+    call = _Call.of(recipe_components, hidden_SH, head_weight_VH, batch, None, False, logits)
+    _, lp, full = call.run(bias, head, chunk)
     return call.objective.kept_counts(lp, full)
 
 
@@ -96,6 +98,7 @@ class _Call:
     rows: VocabularyRows
     target: Tensor
     objective: Objective
+    logits: Logits
 
     @classmethod
     def of(
@@ -106,27 +109,36 @@ class _Call:
         batch: Batch,
         counts: Mapping[str, float] | None,
         entropy: bool,
+        logits: Logits,
     ) -> _Call:
         hidden, weight = _aligned(hidden, weight, batch)
+        vocab = logits.vocab or weight.shape[0]
+        if not 0 < vocab <= weight.shape[0]:
+            _misfit(f"valid_vocab {vocab} for a head of {weight.shape[0]} rows", "at most the head's rows")
         rows = batch.vocabulary_rows()
         targets = batch if rows.order is None else batch.take(rows.order)
         target = batch.target_id if rows.order is None else batch.target_id[rows.order]
         components = recipe if isinstance(recipe, tuple) else components_of(recipe)
-        return cls(hidden, weight, rows, target, Objective(components, targets, counts=counts, entropy=entropy))
+        objective = Objective(
+            components, targets, counts=counts, entropy=entropy, explain=lambda at: _outside(int(target[at]), vocab)
+        )
+        return cls(hidden, weight, rows, target, objective, logits)
 
-    def run(
-        self, bias: Tensor | None, logits: Logits, head: str, chunk: int | str
-    ) -> tuple[Tensor, Tensor, Tensor | None]:
+    def run(self, bias: Tensor | None, head: str, chunk: int | str) -> tuple[Tensor, Tensor, Tensor | None]:
         """(total 0-d, lp [N], entropy [N] or None), targets in row order."""
         from tracemask.loss.lm_head.chunked import FusedHead, Head
 
+        if bias is not None and (bias.shape != self.weight.shape[:1] or bias.dtype != self.weight.dtype):
+            _misfit(f"bias is {bias.dtype} {tuple(bias.shape)}", f"give {self.weight.dtype} [{self.weight.shape[0]}]")
+        if isinstance(chunk, int) and chunk < 1:
+            _misfit(f"chunk {chunk}", 'rows of logits at a time, at least 1, or "auto"')
         name = ("triton" if self.hidden.is_cuda else "chunked") if head == "auto" else head
         if name == "reference":
             total, lp, full = _by_autograd(
-                self.hidden, self.weight, bias, self.rows, self.target, logits, self.objective
+                self.hidden, self.weight, bias, self.rows, self.target, self.logits, self.objective
             )
         else:
-            fixed = Head(self.rows, self.target, logits, ROW_KERNELS[name], chunk)
+            fixed = Head(self.rows, self.target, self.logits, ROW_KERNELS[name], chunk)
             grad = torch.is_grad_enabled()
             total, lp, full = FusedHead.apply(self.hidden, self.weight, bias, fixed, self.objective, grad)
         return total, lp, full if self.objective.wants_entropy else None
@@ -151,22 +163,21 @@ def _aligned(hidden: Tensor, weight: Tensor, batch: Batch) -> tuple[Tensor, Tens
     hidden = hidden[0] if hidden.dim() == 3 and hidden.shape[0] == 1 else hidden
     weight = _whole(weight)
     if hidden.dim() != 2 or weight.dim() != 2 or hidden.shape[1] != weight.shape[1]:
-        raise LossError(
-            "TM950",
-            what=f"hidden {tuple(hidden.shape)} and head {tuple(weight.shape)} do not fit",
-            fix="give [S, H] and [V, H]",
-        )
+        _misfit(f"hidden {tuple(hidden.shape)} and head {tuple(weight.shape)} do not fit", "give [S, H] and [V, H]")
     if hidden.shape[0] != batch.input_ids.shape[0]:
-        raise LossError(
-            "TM950", what=f"{hidden.shape[0]} hidden states for {batch.input_ids.shape[0]} slots", fix="one per slot"
-        )
+        _misfit(f"{hidden.shape[0]} hidden states for {batch.input_ids.shape[0]} slots", "one per slot")
     if hidden.dtype != weight.dtype:
-        raise LossError(
-            "TM950",
-            what=f"hidden is {hidden.dtype}, the head {weight.dtype}",
-            fix="cast one, e.g. weight.to(hidden.dtype)",
-        )
+        _misfit(f"hidden is {hidden.dtype}, the head {weight.dtype}", "cast one, e.g. weight.to(hidden.dtype)")
     return hidden, weight
+
+
+def _misfit(what: str, fix: str) -> NoReturn:
+    raise LossError("TM950", what=what, fix=fix)
+
+
+def _outside(token: int, vocab: int) -> str:
+    """Why a target's log-prob is NaN, as far as its id tells."""
+    return "" if 0 <= token < vocab else f" (token id {token} is outside the head's {vocab})"
 
 
 def _whole(weight: Tensor) -> Tensor:

@@ -5,7 +5,7 @@ L = Σ_c coef_c · Σ_t w_c[t]·term_c[t] / Z_c[t]. The division by the step's d
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -42,7 +42,10 @@ class Objective:
         *,
         counts: Mapping[str, float] | None = None,
         entropy: bool = False,
+        explain: Callable[[int], str] = lambda target: "",
     ) -> None:
+        """explain: what a message should add about a target that is refused."""
+        self.explain = explain
         self.components, self.targets, self.counts = components, targets, dict(counts or {})
         self.needs_every_logprob = any(c.level is Level.SEQUENCE for c in components)
         self.trains_entropy = any(c.trains_entropy for c in components)
@@ -204,7 +207,7 @@ class Objective:
         raise LossError(
             "TM404",
             where=self.targets.place(target),
-            what=f"{what} on a token that component {part.component.name!r} trains",
+            what=f"{what}{self.explain(target)} on a token that component {part.component.name!r} trains",
             fix="give the token weight 0 where that is meant, or find where the value came from",
         )
 
