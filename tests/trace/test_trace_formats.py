@@ -193,7 +193,8 @@ def test_codex_replacement_history_replaces_the_whole_context() -> None:
     trace = read("codex/rollout.jsonl")[0]
     assert [path[-1].text() for path in trace.branches()] == ["Patched.", "It sounds.", "Painting"]
     after = trace.branches()[1]
-    assert [(message.author, message.copied) for message in after[:3]] == [
+    assert [(message.author, message.copied) for message in after[:4]] == [
+        ("harness", True),  # the base instructions go with every request and stand in no history
         ("harness", True),
         ("taskset", True),
         ("model", True),

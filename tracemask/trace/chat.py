@@ -1,4 +1,4 @@
-"""OpenAI-style chat messages to our messages and back, losing nothing either way. Knows no file and no template."""
+"""OpenAI-style chat messages as ours, losing nothing; chat_view.py gives them back. Knows no file and no template."""
 
 from __future__ import annotations
 
@@ -10,22 +10,21 @@ from typing import Any, cast
 from pydantic import ValidationError
 
 from tracemask.core.errors import TraceError
+from tracemask.trace.chat_view import to_chat, trace_to_chat
 from tracemask.trace.fields import Fields, first_problem
 from tracemask.trace.model import (
     Block,
-    Media,
     Message,
-    Opaque,
     Reasoning,
-    Sampled,
-    Text,
     ToolCall,
     ToolResult,
     Trace,
 )
 from tracemask.trace.parse import loads_text
+from tracemask.trace.parts import content_blocks
 from tracemask.trace.plain import plain_message
 from tracemask.trace.sampled import sampled_from_fields
+from tracemask.trace.shape import known
 from tracemask.trace.storable import refuse_unstorable
 
 REASONING_KEYS = ("reasoning_content", "reasoning", "thinking")
@@ -37,11 +36,23 @@ _ROLES = {
     "tool": "tool",
     "function": "tool",
 }
+PART_SHAPE = known(
+    "type text refusal cache_control annotations image detail format audio video file document title context",
+    image_url=known("url detail"),
+    input_audio=known("data format"),
+    video_url=known("url"),
+    audio_url=known("url"),
+)
+CALL_SHAPE = known("id type index name namespace arguments", function=known("name arguments"))
+CHAT_SHAPE = known(
+    "role name refusal reasoning_content reasoning thinking tool_call_id is_error function_call audio annotations "
+    "provider_specific_fields",
+    content=PART_SHAPE,
+    tool_calls=CALL_SHAPE,
+)
+"""What formats that log chat messages know of them."""
 _AUTHOR = {"system": "harness", "developer": "harness", "assistant": "policy", "tool": "environment"}
 _NOT_TRAINED = ("weight", "train", "trainable")
-
-
-# ------------------------------------------------------------------------------------------------ chat → trace
 
 
 def trace_from_chat(
@@ -169,41 +180,7 @@ def _left_out(fields: Fields) -> bool:
 def _content(fields: Fields) -> tuple[bool, list[Block]]:
     """(content was a list, its blocks). Null or missing content gives no block; "" gives an empty Text."""
     content = fields.take("content")
-    if content is None:
-        return False, []
-    if isinstance(content, str):
-        return False, [Text(text=content)]
-    if not isinstance(content, list):
-        raise fields.error("content", f"expected a string, null or a list of parts, found {type(content).__name__}")
-    parts = cast("list[Any]", content)
-    return True, [_part(part, fields.at(f"content[{index}]")) for index, part in enumerate(parts)]
-
-
-def _part(raw: Any, where: str) -> Block:
-    if isinstance(raw, str):
-        return Text(text=raw)
-    part = Fields(raw, where)
-    kind = part.take_str("type") or ("text" if part.has("text") else None)
-    if kind in ("text", "input_text", "output_text"):
-        text = part.take_str("text")
-        if text is None:
-            raise part.error("text", "missing")
-        return Text(text=text, **part.rest())
-    if kind in ("image_url", "image", "input_image", "audio", "input_audio", "video", "file"):
-        kind = kind.removeprefix("input_").removesuffix("_url")
-        return Media(mime=f"{kind}/*", uri=_uri(part.raw), part=dict(part.raw))
-    if kind is None:
-        raise part.error("type", "missing", fix="a content part needs a type")
-    return Opaque(kind=kind, data=part.raw)
-
-
-def _uri(part: Mapping[str, Any]) -> str | None:
-    """The address of a media part, where it is one and not the data itself."""
-    for value in part.values():
-        value = cast("Mapping[str, Any]", value).get("url") if isinstance(value, Mapping) else value
-        if isinstance(value, str) and "://" in value[:12]:
-            return value
-    return None
+    return isinstance(content, list), content_blocks(content, fields.at("content"))
 
 
 def _reasoning(fields: Fields) -> list[Block]:
@@ -265,72 +242,12 @@ def arguments_of(value: Any, where: str) -> dict[str, Any]:
     return {"raw_arguments": value, "parse_error": f"not an object but {type(parsed).__name__}"}
 
 
-# ------------------------------------------------------------------------------------------------ trace → chat
-
-
-def to_chat(message: Message, *, reasoning_field: str | None = None) -> dict[str, Any]:
-    """The OpenAI-style dict that a chat template gets: role, content, reasoning, tool_calls, tool_call_id, name.
-
-    content is the string, the list of parts where the source had one, or None where there was none. Arguments are the
-    sampled string where the source has it, else the object. Reasoning comes under the key it was read from, or under
-    `reasoning_field`. What the message had beside that (`extra`) is passed on.
-    """
-    blocks: Sequence[Block] = message.blocks
-    out: dict[str, Any] = {"role": message.role}
-    result = next((block for block in blocks if isinstance(block, ToolResult)), None)
-    if result is not None:
-        blocks = result.content
-    out["content"] = _chat_content(blocks, parts=message.parts)
-    thoughts = [block for block in blocks if isinstance(block, Reasoning) and block.text is not None]
-    if thoughts:
-        key = reasoning_field or thoughts[0].field or "reasoning_content"
-        out[key] = "".join(block.text or "" for block in thoughts)
-    calls = [_chat_call(block) for block in blocks if isinstance(block, ToolCall)]
-    if calls:
-        out["tool_calls"] = calls
-    if result is not None and result.call_id is not None:
-        out["tool_call_id"] = result.call_id
-    name = message.name or (result.name if result else None)
-    if name is not None:
-        out["name"] = name
-    for key, value in message.extra.items():
-        if key != "log":
-            out.setdefault(key, value)
-    return out
-
-
-def trace_to_chat(trace: Trace, branch: Sequence[Message] | int = 0) -> list[dict[str, Any]]:
-    """to_chat of each message of one branch (its index in trace.branches(), or its messages)."""
-    messages = trace.branches()[branch] if isinstance(branch, int) else branch
-    return [to_chat(message) for message in messages]
-
-
-def _chat_content(blocks: Sequence[Block], *, parts: bool) -> str | list[dict[str, Any]] | None:
-    content = [block for block in blocks if isinstance(block, Text | Media | Opaque)]
-    if parts or any(not isinstance(block, Text) for block in content):
-        return [_chat_part(block) for block in content]
-    if not content:
-        return None
-    return "".join(block.text for block in content if isinstance(block, Text))
-
-
-def _chat_part(block: Text | Media | Opaque) -> dict[str, Any]:
-    if isinstance(block, Text):
-        return {"type": "text", "text": block.text, **(block.model_extra or {})}
-    if isinstance(block, Media):
-        return dict(block.part) if block.part else {"type": (block.mime or "file").split("/")[0]}
-    return dict(cast("Mapping[str, Any]", block.data)) if isinstance(block.data, Mapping) else {"type": block.kind}
-
-
-def _chat_call(call: ToolCall) -> dict[str, Any]:
-    arguments = call.raw_arguments if call.raw_arguments is not None else call.arguments
-    function = {"name": call.name, "arguments": {} if arguments is None else arguments}
-    return {"type": "function", "function": function} | ({} if call.id is None else {"id": call.id})
-
-
 __all__ = [
-    "Sampled",
+    "CALL_SHAPE",
+    "CHAT_SHAPE",
+    "PART_SHAPE",
     "arguments_of",
+    "cut_short",
     "message_from_chat",
     "messages_from_chat",
     "to_chat",

@@ -49,6 +49,10 @@ class Fields:
             self._left.pop(key, None)
         return None
 
+    def give(self, key: str, value: Any) -> None:
+        """Puts a value back: what an importer did not read of it stays in the rest."""
+        self._left[key] = value
+
     def take_str(self, key: str) -> str | None:
         """A string or None. Raises TraceError TM911."""
         value = self._left.pop(key, None)

@@ -8,23 +8,36 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, PlainSerializer, PlainValidator, Strict
+from pydantic import Field, PlainSerializer, PlainValidator, Strict
 
 from tracemask.core.errors import TraceError
 from tracemask.core.vocab import Fidelity
 from tracemask.trace.arrays import complete_numbers, numbers, plain_list, token_ids
+from tracemask.trace.blocks import (
+    AuthorName,
+    Base,
+    Block,
+    Flag,
+    Media,
+    Opaque,
+    Reasoning,
+    Text,
+    ToolCall,
+    ToolResult,
+    texts,
+)
 
 SCHEMA_VERSION = "1.0"
 
 RoleName = Literal["system", "developer", "user", "assistant", "tool"]
-AuthorName = Literal["policy", "model", "environment", "taskset", "harness", "verifier", "user"]
 EdgeKind = Literal["compaction", "subagent", "fork", "rewrite", "continuation"]
 
-CUT_SHORT = frozenset({"length", "max_tokens", "abort", "aborted", "max_output_tokens", "model_length"})
+CUT_SHORT = frozenset(
+    ["length", "max_tokens", "abort", "aborted", "max_output_tokens", "model_length", "model_context_window_exceeded"]
+)
 
 Int = Annotated[int, Strict()]
 Float = Annotated[float, Strict()]
-Flag = Annotated[bool, Strict()]
 # base64 arrays stay packed (trace/arrays.Packed: read like a list, equal to one) unless a value is missing.
 TokenIds = Annotated[
     Sequence[int],
@@ -41,78 +54,6 @@ LogProbs = Annotated[
     PlainValidator(numbers, json_schema_input_type=list[float | None] | str),
     PlainSerializer(plain_list, return_type=list[float | None]),
 ]
-
-
-class Base(BaseModel):
-    """Unknown fields are kept (pydantic extra), counted by the reader, refused under strict."""
-
-    model_config = ConfigDict(extra="allow", protected_namespaces=())
-
-
-class Text(Base):
-    """Plain content."""
-
-    type: Literal["text"] = "text"
-    text: str
-    author: AuthorName | None = None
-
-
-class Reasoning(Base):
-    """Thinking. `field` is the chat key it came under, where that was not `reasoning_content`."""
-
-    type: Literal["reasoning"] = "reasoning"
-    text: str | None = None
-    encrypted: str | None = None
-    signature: str | None = None
-    redacted: Flag = False
-    field: str | None = None
-    author: AuthorName | None = None
-
-
-class ToolCall(Base):
-    """A call. `raw_arguments` is the string as sampled; `arguments` its parsed convenience."""
-
-    type: Literal["tool_call"] = "tool_call"
-    id: str | None = None
-    name: str
-    arguments: dict[str, Any] | None = None
-    raw_arguments: str | None = None
-    parse_error: str | None = None
-    author: AuthorName | None = None
-
-
-class Media(Base):
-    """An image, sound or file that is referred to; `part` is the chat part as the source had it."""
-
-    type: Literal["media"] = "media"
-    uri: str | None = None
-    sha256: str | None = None
-    mime: str | None = None
-    part: dict[str, Any] | None = None
-    author: AuthorName | None = None
-
-
-class Opaque(Base):
-    """A block of a kind that this version has no word for; kept whole."""
-
-    type: Literal["opaque"] = "opaque"
-    kind: str
-    data: Any = None
-    author: AuthorName | None = None
-
-
-class ToolResult(Base):
-    """What a call gave back. `call_id` resolves to an earlier ToolCall; without ids, order resolves it."""
-
-    type: Literal["tool_result"] = "tool_result"
-    call_id: str | None = None
-    name: str | None = None
-    content: list[Block] = Field(default_factory=list)
-    is_error: Flag = False
-    author: AuthorName | None = None
-
-
-Block = Annotated[Text | Reasoning | ToolCall | ToolResult | Media | Opaque, Field(discriminator="type")]
 
 
 class Span(Base):
@@ -195,17 +136,7 @@ class Message(Base):
 
     def text(self) -> str:
         """All text blocks joined, those inside tool results included."""
-        return "".join(_texts(self.blocks))
-
-
-def _texts(blocks: Sequence[Block]) -> list[str]:
-    found: list[str] = []
-    for block in blocks:
-        if isinstance(block, Text):
-            found.append(block.text)
-        elif isinstance(block, ToolResult):
-            found.extend(_texts(block.content))
-    return found
+        return "".join(texts(self.blocks))
 
 
 class Edge(Base):
@@ -314,6 +245,7 @@ class Trace(Base):
 
 
 __all__ = [
+    "AuthorName",
     "Base",
     "Block",
     "Edge",

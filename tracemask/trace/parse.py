@@ -11,6 +11,9 @@ from typing import Any, cast
 
 import orjson
 
+DEEP = 200
+"""Levels of containers that a record may nest; every walk over it stays far from Python's own limit."""
+_CONTAINERS = {dict, list}
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 _DIGITS = bytes.maketrans(b"123456789", b"0" * 9)
 _LONG_RUN = b"0" * 19
@@ -25,12 +28,32 @@ def loads(raw: bytes) -> Any:
 
 def loads_with_route(raw: bytes) -> tuple[Any, bool]:
     """(value, whether the standard json had to read it: only then can a string hold a lone surrogate)."""
-    if not may_hold_long_integer(raw):
+    value, by_hand = None, may_hold_long_integer(raw)
+    if not by_hand:
         try:
-            return orjson.loads(raw), False
+            value = orjson.loads(raw)
         except orjson.JSONDecodeError:
-            pass
-    return _loads_exactly(raw), True
+            by_hand = True
+    if by_hand:
+        value = _loads_exactly(raw)
+    if raw.count(b"{") + raw.count(b"[") > DEEP and _deeper(value, DEEP):
+        raise ValueError(f"nested deeper than {DEEP} levels")
+    return value, by_hand
+
+
+def _deeper(value: Any, levels: int) -> bool:
+    """Whether containers nest deeper than that; level by level, so that no depth is too much to ask about."""
+    level: list[Any] = [value]
+    while level and levels >= 0:
+        levels -= 1
+        inner: list[Any] = []
+        for item in level:
+            if type(item) is dict:
+                inner.extend(value for value in item.values() if type(value) is dict or type(value) is list)
+            elif type(item) is list and not _CONTAINERS.isdisjoint(map(type, item)):
+                inner.extend(value for value in item if type(value) is dict or type(value) is list)
+        level = inner
+    return bool(level)
 
 
 def loads_text(text: str) -> Any:

@@ -11,7 +11,7 @@ import orjson
 from pydantic import BaseModel
 
 from tracemask.trace.model import Message, Reasoning, Text, ToolCall, ToolResult
-from tracemask.trace.parse import may_hold_long_integer
+from tracemask.trace.parse import DEEP, may_hold_long_integer
 
 _new = object.__new__
 # The slots themselves: going through the models' __setattr__ costs a quarter more.
@@ -123,6 +123,8 @@ def _call(raw: Any) -> ToolCall | None:
     if type(name) is not str or not name or type(arguments) is not str:
         return None
     if len(arguments) >= _SHORT and (not arguments.isascii() or may_hold_long_integer(arguments.encode())):
+        return None
+    if len(arguments) > DEEP and arguments.count("{") + arguments.count("[") > DEEP:
         return None
     try:
         parsed = orjson.loads(arguments)

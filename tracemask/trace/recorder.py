@@ -5,13 +5,12 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, cast
+from typing import Any
 
-from tracemask.core.errors import TraceError
 from tracemask.trace.chat import cut_short, message_from_chat, messages_from_chat
+from tracemask.trace.engine import reply_of
 from tracemask.trace.jsonl import Arrays, dumps, to_json
 from tracemask.trace.model import EdgeKind, Source
-from tracemask.trace.sampled import logprobs_from
 from tracemask.trace.tree import Tree
 
 
@@ -29,17 +28,19 @@ class Rollout:
         tools: Any = None,
         *,
         edge: EdgeKind | None = None,
+        choice: int | None = None,
         **sampling: Any,
     ) -> None:
         """One model call: the messages that were sent and the response (object or dict); sampling: temperature, ….
 
+        choice: which of several choices this rollout went on with.
         edge: why these messages do not extend the last reply, where they do not (compaction, subagent, rewrite, …).
         vLLM: pass extra_body={"return_token_ids": True} and logprobs=True; SGLang: return_meta_info and logprobs.
         Raises TraceError TM911, TM101 naming the field.
         """
         number = len(self._tree.messages)
         raw = response if isinstance(response, Mapping) else response.model_dump()
-        reply = message_from_chat(reply_of(raw) | sampling, number, where="response")
+        reply = message_from_chat(reply_of(raw, choice=choice) | sampling, number, where="response")
         prompt = messages_from_chat(messages)
         for index, message in enumerate(prompt):
             message.id = f"m{number}.{index}"
@@ -104,33 +105,3 @@ def _lock(handle: int) -> None:
         import fcntl
 
         fcntl.flock(handle, fcntl.LOCK_EX)
-
-
-def reply_of(response: Mapping[str, Any]) -> dict[str, Any]:
-    """The first choice as a chat message, with ids, log-probs and finish_reason where the engine says."""
-    choices = response.get("choices")
-    if not choices:
-        raise TraceError("TM911", where="response.choices", what="missing or empty")
-    choice = cast("dict[str, Any]", choices[0])
-    message = {key: value for key, value in (choice.get("message") or {}).items() if value is not None}
-    reply: dict[str, Any] = {"role": "assistant", **message, "finish_reason": choice.get("finish_reason")}
-    ids, logprobs = _ids_and_logprobs(choice)
-    if ids is not None:
-        prompt = response.get("prompt_token_ids") or choice.get("prompt_token_ids")
-        reply |= {"token_ids": ids, "logprobs": logprobs, "prompt_ids": prompt, "model": response.get("model")}
-        reply["usage"] = response.get("usage")
-    return {key: value for key, value in reply.items() if value is not None}
-
-
-def _ids_and_logprobs(choice: dict[str, Any]) -> tuple[list[int] | None, list[float | None] | None]:
-    """vLLM: token_ids and logprobs.content; SGLang: meta_info.output_token_logprobs = [[logprob, id, text], …]."""
-    meta = (choice.get("meta_info") or {}).get("output_token_logprobs")
-    if meta:
-        return [entry[1] for entry in meta], [entry[0] for entry in meta]
-    content = (choice.get("logprobs") or {}).get("content")
-    ids = choice.get("token_ids")
-    if ids is None and content and all(str(entry.get("token", "")).startswith("token_id:") for entry in content):
-        ids = [int(entry["token"].removeprefix("token_id:")) for entry in content]
-    if ids is None:
-        return None, None
-    return ids, None if content is None else logprobs_from(content, len(ids), "response.logprobs")

@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 from typing import Any, cast
 
-from tracemask.core.errors import TraceError
+from tracemask.trace.blocks import beside
 from tracemask.trace.chat import arguments_of
 from tracemask.trace.fields import Fields
-from tracemask.trace.model import Block, Media, Opaque, Reasoning, Text, ToolCall, ToolResult
+from tracemask.trace.model import Block, Opaque, Reasoning, Text, ToolCall, ToolResult
+from tracemask.trace.parts import content_blocks
 
 CALLS = (
     "function_call",
@@ -28,32 +29,18 @@ OUTPUTS = (
     "mcp_tool_call_output",
     "computer_call_output",
 )
+_ACTIONS = ("local_shell_call", "web_search_call", "image_generation_call", "computer_call")
+_HOSTED = {kind: kind.removesuffix("_call") for kind in (*_ACTIONS, "tool_search_call")}
+_ITEM = ("type", "status", "id", "phase", "metadata")
 
 
-def content_blocks(content: Any, where: str) -> list[Block]:
-    """A message's content: a string, or parts of type input_text, output_text, text, refusal, input_image."""
-    if content is None:
-        return []
-    if isinstance(content, str):
-        return [Text(text=content)]
-    if not isinstance(content, list):
-        raise TraceError("TM911", where=where, what="expected a string or a list of parts")
-    blocks: list[Block] = []
-    for index, raw in enumerate(cast("list[Any]", content)):
-        part = Fields(raw, f"{where}[{index}]")
-        kind = part.take_str("type")
-        if kind in ("input_text", "output_text", "text", "summary_text", "reasoning_text"):
-            text = part.take_str("text")
-            if text is None:
-                raise part.error("text", "missing")
-            blocks.append(Text(text=text))
-        elif kind in ("input_image", "image"):
-            uri = part.take("image_url")
-            blocks.append(Media(mime="image/*", uri=uri if isinstance(uri, str) and "://" in uri[:12] else None))
-        elif kind is None:
-            raise part.error("type", "missing")
-        else:
-            blocks.append(Opaque(kind=kind, data=dict(part.raw)))
+def said_blocks(content: Any, where: str) -> list[Block]:
+    """A message's content; the words of a refusal are its text."""
+    blocks = content_blocks(content, where)
+    for index, block in enumerate(blocks):
+        refusal = block.data.get("refusal") if isinstance(block, Opaque) and block.kind == "refusal" else None
+        if isinstance(refusal, str):
+            blocks[index] = Text.model_validate({"text": refusal, "refusal": True})
     return blocks
 
 
@@ -77,23 +64,24 @@ def reasoning_block(item: Fields) -> Reasoning:
 
 
 def call_block(item: Fields) -> ToolCall:
-    """A call item; free-form tools keep their input as `raw_arguments` and say so in parse_error."""
+    """A call item; free-form tools keep their input as `raw_arguments` and say so in parse_error.
+
+    What a hosted call has beside its arguments (its result, its namespace) is kept on the block.
+    """
     kind = item.take_str("type") or ""
     call_id = item.take_id("call_id") or item.take_id("id")
-    if kind == "custom_tool_call":
-        name, text = item.take_str("name"), item.take_str("input")
-        if not name:
-            raise item.error("name", "missing")
-        return ToolCall(id=call_id, name=name, raw_arguments=text or "", parse_error="free-form input")
-    if kind in ("local_shell_call", "web_search_call", "image_generation_call", "computer_call"):
-        action = item.take("action")
-        return ToolCall(
-            id=call_id, name=kind.removesuffix("_call"), arguments=action if isinstance(action, dict) else {}
-        )
-    name = item.take_str("name") or ("tool_search" if kind == "tool_search_call" else None)
-    if not name:
+    item.take("id")
+    values: dict[str, Any] = {"id": call_id, "name": item.take_str("name") or _HOSTED.get(kind)}
+    if not values["name"]:
         raise item.error("name", "missing")
-    return ToolCall(id=call_id, name=name, **arguments_of(item.take("arguments"), item.at("arguments")))
+    if kind == "custom_tool_call":
+        values |= {"raw_arguments": item.take_str("input") or "", "parse_error": "free-form input"}
+    elif kind in _ACTIONS:
+        action = item.take("action")
+        values["arguments"] = action if isinstance(action, dict) else {}
+    else:
+        values |= arguments_of(item.take("arguments"), item.at("arguments"))
+    return ToolCall(**values, **_more(item, ToolCall))
 
 
 def output_block(item: Fields) -> ToolResult:
@@ -110,4 +98,8 @@ def output_block(item: Fields) -> ToolResult:
         blocks = content_blocks(output, item.at("output"))
     elif output is not None:
         blocks = [Text(text=json.dumps(output, ensure_ascii=False))]
-    return ToolResult(call_id=call_id, content=blocks, is_error=failed)
+    return ToolResult(call_id=call_id, content=blocks, is_error=failed, **_more(item, ToolResult))
+
+
+def _more(item: Fields, kind: type[ToolCall | ToolResult]) -> dict[str, Any]:
+    return beside(kind, {key: value for key, value in item.rest().items() if key not in _ITEM})

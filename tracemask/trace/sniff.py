@@ -9,31 +9,40 @@ from pathlib import Path
 from typing import Any
 
 from tracemask.core.errors import TraceError, TracemaskError, UsageError
+from tracemask.trace.files import InputFile, Layout
 from tracemask.trace.formats import FORMATS, Head
-from tracemask.trace.inputs import InputFile, Layout, records
+from tracemask.trace.inputs import records
 
 _LOOK_AT = 8
 
 
-def identify(files: list[InputFile]) -> list[InputFile]:
-    """The files with their sniffed format. Raises TraceError TM912 (none fits), TM913 (two fit, or files differ)."""
-    known: list[InputFile] = []
-    reasons: list[TraceError] = []
+def identify(files: list[InputFile]) -> tuple[list[InputFile], list[str]]:
+    """(the files with their sniffed format, the names of those that no format fits and that are left out).
+
+    A file that is damaged from its start on has the format of the others: reading it says what is wrong.
+    Raises TraceError TM912 (none fits), TM913 (two fit, or files differ), UsageError TM904.
+    """
+    found: list[InputFile | None] = []
+    reasons: list[TracemaskError] = []
+    left_out: list[str] = []
     for file in files:
         try:
-            known.append(sniff(file))
-        except TraceError as error:
+            found.append(sniff(file))
+        except TracemaskError as error:
             if error.code == "TM913" or len(files) == 1:
                 raise
             reasons.append(error)
-    if not known:
+            found.append(replace(file, why="damaged: taken for what the others are") if error.code == "TM910" else None)
+            if error.code != "TM910":
+                left_out.append(file.rel)
+    known = [file for file in found if file is not None]
+    first = {file.format: file.rel for file in reversed(known) if file.format}
+    if not first:
         raise reasons[0]
-    names = sorted({file.format for file in known})
-    if len(names) > 1:
-        first = {file.format: file.rel for file in reversed(known)}
-        shown = ", ".join(f"{first[name]} is {name}" for name in names)
-        raise TraceError("TM913", what=f"the files are of {len(names)} formats: {shown}", fix="pass --format")
-    return known
+    if len(first) > 1:
+        shown = ", ".join(f"{first[name]} is {name}" for name in sorted(first))
+        raise TraceError("TM913", what=f"the files are of {len(first)} formats: {shown}", fix="pass --format")
+    return [file if file.format else replace(file, format=next(iter(first))) for file in known], left_out
 
 
 def sniff(file: InputFile) -> InputFile:

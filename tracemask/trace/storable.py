@@ -9,9 +9,7 @@ from collections.abc import Mapping
 from typing import Any, cast
 
 from tracemask.core.errors import TraceError
-
-_DEEP = 200
-"""Levels of containers that a message may nest; every walk over it stays far from Python's own limit."""
+from tracemask.trace.parse import DEEP
 
 
 def refuse_unstorable(value: Any, where: str, depth: int = 0) -> None:
@@ -24,8 +22,8 @@ def refuse_unstorable(value: Any, where: str, depth: int = 0) -> None:
                 raise TraceError(
                     "TM911", where=where, what=f"lone surrogate at character {error.start}", fix="replace it by U+FFFD"
                 ) from None
-    elif depth > _DEEP:
-        raise TraceError("TM911", where=where.split(".")[0], what="nested too deep", fix=f"at most {_DEEP} levels")
+    elif depth > DEEP:
+        raise TraceError("TM911", where=where.split(".")[0], what="nested too deep", fix=f"at most {DEEP} levels")
     elif isinstance(value, Mapping):
         for key, item in cast("Mapping[Any, Any]", value).items():
             if isinstance(key, str) and not key.isascii():

@@ -9,7 +9,8 @@ from tracemask.core.errors import TraceError
 from tracemask.core.vocab import Fidelity
 from tracemask.trace.fields import Fields
 from tracemask.trace.formats import Context, Format, Head, Line, UnitKind, keep
-from tracemask.trace.formats.claude_blocks import given_block, reply_blocks, result_block
+from tracemask.trace.formats.claude_blocks import reply_blocks, result_block
+from tracemask.trace.formats.claude_lines import LINE_SHAPE, Entry, Lines
 from tracemask.trace.model import (
     AuthorName,
     Block,
@@ -19,24 +20,9 @@ from tracemask.trace.model import (
     ToolCall,
     Trace,
 )
+from tracemask.trace.parts import part_block
 from tracemask.trace.tree import Tree
 
-_MESSAGE = frozenset(
-    {
-        "id",
-        "type",
-        "role",
-        "model",
-        "content",
-        "usage",
-        "stop_reason",
-        "stop_sequence",
-        "container",
-        "context_management",
-        "stop_details",
-        "diagnostics",
-    }
-)
 _HARNESS = ("<system-reminder>", "<local-command", "<command-", "Caveat:", "[Request interrupted")
 
 
@@ -53,158 +39,98 @@ def read(value: Any, context: Context) -> Iterable[Trace]:
     lines = cast("list[Any]", value) if isinstance(value, list) else []
     if not lines or not all(isinstance(line, Line) for line in lines):
         raise TraceError("TM911", where="", what="expected one entry a line")
-    session = _Session(context)
-    for line in cast("list[Line]", lines):
-        session.index(line)
-    return [session.trace()]
-
-
-class _Entry:
-    """One line that is part of a chain: its uuid, the uuid it follows, and the message in it, if it has one."""
-
-    __slots__ = ("call_ids", "content", "group", "line", "logical", "parent", "row", "side", "type", "uuid")
-
-    def __init__(self, line: Line, where: str) -> None:
-        self.row = Fields(line.value, where)
-        self.line = line.number
-        self.type = self.row.take_str("type") or ""
-        self.uuid = self.row.take_str("uuid") or ""
-        self.parent = self.row.take_str("parentUuid")
-        self.logical = self.row.take_str("logicalParentUuid")
-        self.side = self.row.take_bool("isSidechain") or False
-        message = self.row.get("message")
-        content: Any = cast("dict[str, Any]", message).get("content") if isinstance(message, dict) else None
-        self.content: list[Any] = cast("list[Any]", content) if isinstance(content, list) else []
-        identity = cast("dict[str, Any]", message).get("id") if isinstance(message, dict) else None
-        self.group = identity if self.type == "assistant" and isinstance(identity, str) else self.uuid
-        self.call_ids = [
-            part["tool_use_id"]
-            for part in self.content
-            if isinstance(part, dict) and isinstance(cast("dict[str, Any]", part).get("tool_use_id"), str)
-        ]
+    return [_Session(Lines(cast("list[Line]", lines), context), context).trace()]
 
 
 class _Session:
-    def __init__(self, context: Context) -> None:
+    """Places the messages of a session's lines in a tree."""
+
+    def __init__(self, lines: Lines, context: Context) -> None:
         self.context = context
+        self.lines = lines
         self.tree = Tree()
-        self.entries: dict[str, _Entry] = {}
-        self.groups: dict[str, list[_Entry]] = {}
-        self.results: dict[str, list[_Entry]] = {}  # group → its result lines
-        self.call_group: dict[str, str] = {}
         self.last: dict[str, str] = {}  # uuid → id of the message after which its children continue
         self.placed: set[str] = set()
+        self.open: set[str] = set()  # being placed: what waits for its parent
         self.tasks: dict[str, str] = {}  # prompt of a sub-agent → id of the reply that started it
         self.model: str | None = None
-        self.session: str | None = None
-        self.agent: str | None = None
-        self.version: str | None = None
         self.errors: list[str] = []
         self.seen_user: set[str | None] = set()
 
-    def index(self, line: Line) -> None:
-        """First pass: lines by uuid, replies by message id, calls by the reply that made them."""
-        entry = _Entry(line, f"{self.context.where(line.number)}:")
-        self.session = self.session or entry.row.take_str("sessionId")
-        self.version = self.version or entry.row.take_str("version")
-        agent = entry.row.get("agentId")
-        self.agent = self.agent or (agent if isinstance(agent, str) else None)
-        if not entry.uuid:
-            self.context.notes[f"line type {entry.type!r} is not part of the context"] += 1
-            return
-        if entry.uuid in self.entries:
-            self.context.notes["a line repeated under the same uuid"] += 1
-            return
-        self.entries[entry.uuid] = entry
-        if entry.type == "assistant":
-            self.groups.setdefault(entry.group, []).append(entry)
-            for part in entry.content:
-                if isinstance(part, dict) and part.get("type") == "tool_use" and isinstance(part.get("id"), str):
-                    self.call_group[part["id"]] = entry.group
-
     def trace(self) -> Trace:
-        """Second pass, with all replies known: a result may stand before the line of its call."""
-        for entry in self.entries.values():
-            group = self.call_group.get(entry.call_ids[0]) if entry.type == "user" and entry.call_ids else None
-            if group is not None:
-                self.results.setdefault(group, []).append(entry)
-        for entry in self.entries.values():
+        """Places every line; the trace of what was said."""
+        for entry in self.lines.entries.values():
             self.place(entry)
         if not self.tree.messages:
             raise TraceError("TM904", where=self.context.where(), what="the session has no messages")
         replies = [message for message in self.tree.messages if message.from_policy]
-        name = self.session or self.context.file.rel
-        sidechain_only = all(entry.side for entry in self.entries.values())
+        name = self.lines.session or self.context.file.rel
+        sidechain_only = all(entry.side for entry in self.lines.entries.values())
         self.context.notes["the system prompt and the tool schemas are not in this log"] += 1
         return self.tree.trace(
-            id=f"{name}/{self.agent}" if sidechain_only and self.agent else name,
+            id=f"{name}/{self.lines.agent}" if sidechain_only and self.lines.agent else name,
             truncated=True if replies and replies[-1].cut_short else None,
             errors=self.errors,
-            source=Source(format="claude-code", version=self.version),
+            source=Source(format="claude-code", version=self.lines.version),
             extra={"model": self.model},
         )
 
     # ---- places
 
-    def place(self, entry: _Entry) -> None:
+    def place(self, entry: Entry) -> None:
         """Adds the entry's messages below what it follows; an entry without a message only hands its place on."""
         if entry.uuid in self.placed:
             return
         self.placed.add(entry.uuid)
+        self.open.add(entry.uuid)
+        group = self.lines.answered(entry)
         if entry.type == "assistant":
             self.reply(entry)
+        elif group is not None:
+            self.answer(group)
         elif entry.type == "user":
-            group = self.call_group.get(entry.call_ids[0]) if entry.call_ids else None
-            if group is not None and group in self.groups:
-                self.answer(group)
-            else:
-                self.given(entry)
+            self.given(entry)
         else:
             self.hand_on(entry)
+        self.open.discard(entry.uuid)
 
-    def after(self, entry: _Entry) -> str | None:
+    def after(self, entry: Entry) -> str | None:
         """The id of the message that the entry follows.
 
         Raises TraceError TM110 where its parent is not in the file.
         """
         if entry.parent is None:
             return None
-        if entry.parent not in self.entries:
+        if entry.parent not in self.lines.entries:
             if not self.tree.messages:
                 self.context.notes["the session continues one that is not in this file"] += 1
                 return None
             raise entry.row.error(
                 "parentUuid", f"{entry.parent!r} is not in this file", code="TM110", fix="pass the whole session"
             )
-        parent = self.entries[entry.parent]
+        if entry.parent in self.open:
+            raise entry.row.error("parentUuid", f"{entry.parent!r} is its own ancestor", code="TM110")
+        parent = self.lines.entries[entry.parent]
         if parent.uuid not in self.placed:
             self.place(parent)
         return self.last.get(entry.parent)
 
-    def hand_on(self, entry: _Entry) -> None:
+    def hand_on(self, entry: Entry) -> None:
         before = self.after(entry)
         if before is not None:
             self.last[entry.uuid] = before
-        if entry.row.get("subtype") in ("compact_boundary", "microcompact_boundary"):
-            self.context.notes[f"{entry.row.get('subtype')}"] += 1
-        elif entry.type not in ("system", "progress"):
-            self.context.notes[f"line type {entry.type!r} is not part of the context"] += 1
+        subtype, kept = entry.row.get("subtype"), entry.row.get("compactMetadata")
+        if subtype in ("compact_boundary", "microcompact_boundary"):
+            self.context.notes[f"{subtype}"] += 1
+            if isinstance(kept, dict) and any(key.startswith("preserved") for key in cast("dict[str, Any]", kept)):
+                self.context.notes["a compaction kept messages that the context after it does not repeat"] += 1
+        else:
+            self.lines.outside(entry)
 
-    def boundary(self, entry: _Entry) -> _Entry | None:
-        """The compact boundary that the entry follows directly, through lines without messages."""
-        at = self.entries.get(entry.parent or "")
-        walked: set[str] = set()
-        while at is not None and at.type not in ("user", "assistant") and at.uuid not in walked:
-            if at.row.get("subtype") == "compact_boundary":
-                return at
-            walked.add(at.uuid)
-            at = self.entries.get(at.parent or "")
-        return None
-
-    def add(self, message: Message, entry: _Entry, after: str | None) -> str:
+    def add(self, message: Message, entry: Entry, after: str | None) -> str:
         """Adds one message; the first one after a boundary gets the edge that says why."""
         name = self.tree.add(message, after)
-        edge = self.boundary(entry) if after is None else None
+        edge = self.lines.boundary(entry) if after is None else None
         if edge is not None:
             meta = edge.row.get("compactMetadata")
             trigger = cast("dict[str, Any]", meta).get("trigger") if isinstance(meta, dict) else None
@@ -220,9 +146,9 @@ class _Session:
 
     # ---- messages
 
-    def reply(self, entry: _Entry) -> None:
+    def reply(self, entry: Entry) -> None:
         """All lines of one message.id are one reply, placed where the first of them stands."""
-        group = self.groups[entry.group]
+        group = self.lines.groups[entry.group]
         self.placed.update(line.uuid for line in group)
         first = group[0]
         after = self.after(first)
@@ -230,8 +156,6 @@ class _Session:
         model, blocks = head.take_str("model"), list[Block]()
         for line in group:
             blocks.extend(reply_blocks(line.row.get("message"), line.row.at("message")))
-            message = Fields(line.row.get("message"), line.row.at("message"))
-            self.context.unused(message, "message", _MESSAGE)
         if model == "<synthetic>" or first.row.get("isApiErrorMessage"):
             said = [block.text if isinstance(block, Text) else str(block.model_dump()) for block in blocks]
             self.errors.append("".join(said)[:500])
@@ -261,19 +185,10 @@ class _Session:
 
     def answer(self, group: str) -> None:
         """The results of one reply in the order of its calls, as the model saw them, whatever the order of lines."""
-        first = self.groups[group][0]
+        first = self.lines.groups[group][0]
         if first.uuid not in self.placed:
             self.place(first)
-        lines = self.results[group]
-        order = [
-            part.get("id")
-            for line in self.groups[group]
-            for part in line.content
-            if isinstance(part, dict) and part.get("type") == "tool_use"
-        ]
-        lines = sorted(
-            lines, key=lambda line: order.index(line.call_ids[0]) if line.call_ids[0] in order else len(order)
-        )
+        lines = self.lines.answers(group)
         at = self.last.get(first.uuid)
         seen: set[str] = set()
         once = [line for line in lines if not seen.intersection(line.call_ids) and not seen.update(line.call_ids)]
@@ -289,14 +204,14 @@ class _Session:
             if line not in once:  # answered again after a rewind: a branch of its own
                 self.given(line)
 
-    def given(self, entry: _Entry) -> None:
+    def given(self, entry: Entry) -> None:
         self.placed.add(entry.uuid)
         at = self.rest_message(entry, self.result_messages(entry, self.after(entry)))
         if at is not None:
             self.last[entry.uuid] = at
 
-    def parts(self, entry: _Entry) -> list[Fields]:
-        message = Fields(entry.row.get("message"), entry.row.at("message"))
+    def parts(self, entry: Entry) -> list[Fields]:
+        message = entry.message()
         content = message.get("content")
         if isinstance(content, str):
             content = [{"type": "text", "text": content}]
@@ -305,7 +220,7 @@ class _Session:
         parts = cast("list[Any]", content)
         return [Fields(raw, message.at(f"content[{index}]")) for index, raw in enumerate(parts)]
 
-    def result_messages(self, entry: _Entry, at: str | None) -> str | None:
+    def result_messages(self, entry: Entry, at: str | None) -> str | None:
         """One tool message for each result of a user line."""
         results = [part for part in self.parts(entry) if part.get("type") == "tool_result"]
         for number, part in enumerate(results):
@@ -320,10 +235,10 @@ class _Session:
             at = self.add(message, entry, at)
         return at
 
-    def rest_message(self, entry: _Entry, at: str | None) -> str | None:
+    def rest_message(self, entry: Entry, at: str | None) -> str | None:
         """One user message with what a user line holds beside results."""
         parts = self.parts(entry)
-        rest = [given_block(part) for part in parts if part.get("type") != "tool_result"]
+        rest = [part_block(part.raw, part.where) for part in parts if part.get("type") != "tool_result"]
         if not rest:
             return at
         text = "".join(block.text for block in rest if isinstance(block, Text))
@@ -338,20 +253,24 @@ class _Session:
         keep(user, {key: value for key, value in entry.row.rest().items() if key not in ("message", "timestamp")})
         return self.add(user, entry, at)
 
-    def author(self, entry: _Entry, text: str, *, after_results: bool) -> AuthorName:
+    def author(self, entry: Entry, text: str, *, after_results: bool) -> AuthorName:
         """Summaries are another call's words, reminders and echoes the harness's, the first real one the task."""
         if entry.row.get("isCompactSummary"):
             return "model"
         if entry.row.get("isMeta") or after_results or text.lstrip().startswith(_HARNESS):
             return "harness"
+        origin = entry.row.get("origin")
+        kind = cast("dict[str, Any]", origin).get("kind") if isinstance(origin, dict) else None
         chain = "side" if entry.side else None
+        if kind not in (None, "human") and chain in self.seen_user:
+            return "harness"  # a task's notification, a coordinator: nobody typed it
         if chain not in self.seen_user or (entry.side and entry.parent is None):
             self.seen_user.add(chain)
             return "taskset"
         return "user"
 
 
-def _stop_reason(group: list[_Entry]) -> str | None:
+def _stop_reason(group: list[Entry]) -> str | None:
     for line in reversed(group):
         reason = Fields(line.row.get("message") or {}, line.row.at("message")).take_str("stop_reason")
         if reason is not None:
@@ -366,28 +285,5 @@ FORMAT = Format(
     fidelity=Fidelity.MESSAGES,
     sniff=sniff,
     read=read,
-    known=frozenset(
-        {
-            "model",
-            "cwd",
-            "gitBranch",
-            "userType",
-            "requestId",
-            "toolUseResult",
-            "isMeta",
-            "version",
-            "slug",
-            "sessionId",
-            "isCompactSummary",
-            "isVisibleInTranscriptOnly",
-            "agentId",
-            "entrypoint",
-            "promptId",
-            "sourceToolAssistantUUID",
-            "permissionMode",
-            "thinkingMetadata",
-            "todos",
-            "isApiErrorMessage",
-        }
-    ),
+    shape=LINE_SHAPE,
 )

@@ -9,12 +9,28 @@ from tracemask.core.errors import TraceError
 from tracemask.core.vocab import Fidelity
 from tracemask.trace.fields import Fields
 from tracemask.trace.formats import Context, Format, Head, Line, UnitKind
-from tracemask.trace.model import AuthorName, Block, Message, Opaque, Source, Text, Trace
-from tracemask.trace.responses import CALLS, OUTPUTS, call_block, content_blocks, output_block, reasoning_block
-from tracemask.trace.tree import Tree
+from tracemask.trace.formats.codex_window import Window
+from tracemask.trace.model import AuthorName, Block, Message, Opaque, RoleName, Source, Text, Trace
+from tracemask.trace.responses import CALLS, OUTPUTS, call_block, output_block, reasoning_block, said_blocks
+from tracemask.trace.shape import known
 
 _TYPES = {"session_meta", "response_item", "turn_context", "compacted", "event_msg"}
-_ITEM = frozenset({"type", "id", "status", "phase", "metadata", "namespace", "success", "execution", "end_turn"})
+_PART = known("type text image_url detail annotations logprobs refusal file_id filename file_data audio_url")
+_ITEM = known(
+    "type id status phase metadata namespace success execution end_turn role call_id name arguments input action "
+    "encrypted_content tools revised_prompt result author recipient other_recipients",
+    content=_PART,
+    summary=_PART,
+    output={**_PART, **known("success body output metadata"), "content": _PART},
+)
+# Events that say once more what the items say, or that are no part of a context.
+_REPEATED = known(
+    "token_count user_message agent_message agent_reasoning agent_reasoning_raw_content agent_reasoning_section_break "
+    "exec_command_begin exec_command_end patch_apply_begin patch_apply_end mcp_tool_call_begin mcp_tool_call_end "
+    "web_search_begin web_search_end view_image_tool_call turn_diff plan_update background_event context_compacted "
+    "warning stream_error item_started item_completed session_configured thread_name_updated entered_review_mode "
+    "exited_review_mode shutdown_complete"
+)
 _HARNESS = (
     "<environment_context>",
     "<user_instructions>",
@@ -30,9 +46,10 @@ _HARNESS = (
 def sniff(head: Head) -> str | None:
     """Lines of `type` and `payload` whose types are Codex's."""
     rows = head.dicts()
-    known = [row for row in rows if row.get("type") in _TYPES and isinstance(row.get("payload"), dict)]
-    if known and len(known) == len(rows) == len(head.records):
-        return f"lines are Codex rollout items ({known[0]['type']}, …)"
+    lines = [row for row in rows if isinstance(row.get("type"), str) and isinstance(row.get("payload"), dict)]
+    named = [row["type"] for row in lines if row["type"] in _TYPES]
+    if named and len(lines) == len(rows) == len(head.records):
+        return f"lines are Codex rollout items ({named[0]}, …)"
     return None
 
 
@@ -51,19 +68,14 @@ def read(value: Any, context: Context) -> Iterable[Trace]:
 class _Session:
     def __init__(self, context: Context) -> None:
         self.context = context
-        self.tree = Tree()
-        self.at: str | None = None
-        self.before: str | None = None  # the last message before a compaction that is not linked yet
-        self.edge = ("compaction", "")
-        self.open: Message | None = None  # the reply that items still join
+        self.window = Window()
         self.meta: dict[str, Any] = {}
         self.models: list[str] = []
+        self.instructions: Message | None = None
         self.history_start: int | None = None
-        self.copied = False
         self.task = ""
         self.stop: str | None = None
         self.errors: list[str] = []
-        self.others: dict[str, int] = {}
 
     # ---- lines
 
@@ -75,7 +87,7 @@ class _Session:
         payload = Fields(row.take("payload"), row.at("payload"))
         if self.history_start is not None:
             ordinal = row.take_int("ordinal")
-            self.copied = ordinal is not None and ordinal < self.history_start
+            self.window.copied = ordinal is not None and ordinal < self.history_start
         if kind == "response_item":
             self.item(payload, line.number, row.take_str("timestamp"))
         elif kind == "compacted":
@@ -88,6 +100,8 @@ class _Session:
                 self.models.append(model)
         elif kind == "event_msg":
             self.event(payload)
+        elif kind == "inter_agent_communication":
+            self.spoken_to(payload, line.number)
         else:
             self.context.notes[f"line type {kind!r} is not part of the context"] += 1
 
@@ -101,36 +115,41 @@ class _Session:
         base = payload.take("base_instructions")
         text = cast("dict[str, Any]", base).get("text") if isinstance(base, dict) else payload.take("instructions")
         if isinstance(text, str) and text:
-            self.append(Message(id="instructions", role="system", author="harness", blocks=[Text(text=text)]))
+            self.instructions = Message(id="instructions", role="system", author="harness", blocks=[Text(text=text)])
+            self.window.append(self.instructions)
+
+    def spoken_to(self, payload: Fields, number: int) -> None:
+        """Another agent's words: the model sees them, and the policy did not write them here."""
+        text = payload.take_str("content")
+        block = Text(text=text) if text else Opaque(kind="inter_agent_communication", data=dict(payload.raw))
+        self.window.append(self.made(number, "user", "model", [block]))
 
     def event(self, payload: Fields) -> None:
         """Events that end a call, abort a turn or roll turns back; the rest repeats what the items say."""
         kind = payload.take_str("type")
         if kind == "token_count" and payload.get("info") is not None:
-            self.open = None
+            self.window.open = None
         elif kind == "turn_aborted":
             self.stop = f"aborted: {payload.get('reason') or 'unknown'}"
-            if self.open is not None:
-                self.open.finish_reason = "abort"
+            if self.window.open is not None:
+                self.window.open.finish_reason = "abort"
         elif kind == "error":
-            self.errors.append(str(payload.get("message")))
+            self.errors.append(str(payload.get("message") or "unknown"))
         elif kind == "thread_rolled_back":
-            self.roll_back(payload.take_int("num_turns") or 0)
-        elif kind in ("task_started", "task_complete"):
-            self.open = None
-            self.stop = "task_complete" if kind == "task_complete" else None
+            self.window.roll_back(payload.take_int("num_turns") or 0)
+        elif kind in ("task_started", "turn_started", "task_complete", "turn_complete"):
+            self.window.open = None
+            self.stop = "task_complete" if kind.endswith("_complete") else None
+        elif kind not in _REPEATED:
+            self.context.notes[f"event {kind!r} is not part of the context"] += 1
 
     # ---- items
 
     def item(self, item: Fields, number: int, created: str | None = None) -> None:
         """One response item: joins the open reply, or is a message of its own."""
         kind = item.get("type")
-        self.one_item(item, kind, number, created)
-        if isinstance(kind, str) and kind in ("message", "reasoning", *CALLS, *OUTPUTS):
-            self.context.unused(item, f"{kind}", _ITEM)
-
-    def one_item(self, item: Fields, kind: Any, number: int, created: str | None) -> None:
-        """Places the item in the context."""
+        if kind in ("message", "reasoning", *CALLS, *OUTPUTS):
+            self.context.familiar(item.raw, _ITEM, str(kind))
         if kind == "message":
             self.message(item, number, created)
         elif kind == "reasoning":
@@ -138,28 +157,11 @@ class _Session:
         elif kind in CALLS:
             self.reply(number, created).blocks.append(call_block(item))
         elif kind in OUTPUTS:
-            self.append(
-                Message(
-                    id=f"l{number}",
-                    role="tool",
-                    author="environment",
-                    blocks=[output_block(item)],
-                    created=created,
-                    copied=self.copied,
-                )
-            )
+            self.window.append(self.made(number, "tool", "environment", [output_block(item)], created))
         elif kind in ("ghost_snapshot", "other"):
             self.context.notes[f"item {kind!r} is not part of the context"] += 1
         elif isinstance(kind, str):  # compaction items and kinds to come: kept whole
-            self.append(
-                Message(
-                    id=f"l{number}",
-                    role="user",
-                    author="model",
-                    copied=self.copied,
-                    blocks=[Opaque(kind=kind, data=dict(item.raw))],
-                )
-            )
+            self.window.append(self.made(number, "user", "model", [Opaque(kind=kind, data=dict(item.raw))], created))
         else:
             raise item.error("type", "missing")
 
@@ -168,14 +170,12 @@ class _Session:
         content = item.take("content")
         if content is None:
             raise item.error("content", "missing")
-        blocks = content_blocks(content, item.at("content"))
+        blocks = said_blocks(content, item.at("content"))
         if role == "assistant":
             self.reply(number, created).blocks.extend(blocks)
         elif role in ("user", "developer", "system"):
             author = "harness" if role != "user" else self.user_author(blocks)
-            self.append(
-                Message(id=f"l{number}", role=role, author=author, blocks=blocks, created=created, copied=self.copied)
-            )
+            self.window.append(self.made(number, role, author, blocks, created))
         else:
             raise item.error("role", f"unknown role {role!r}", fix="one of user, assistant, developer, system")
 
@@ -188,88 +188,51 @@ class _Session:
         return "taskset" if text == self.task else "user"
 
     def reply(self, number: int, created: str | None) -> Message:
-        """The open reply, or a new one: items of one call are one message."""
-        if self.open is None:
-            message = Message(id=f"l{number}", role="assistant", author="policy", created=created, copied=self.copied)
-            if self.models and self.models[-1] != self.models[0]:
-                message.author = "model"
-            self.append(message)
-            self.open = message
-        return self.open
+        """The open reply, or a new one by the policy, or by another model after the session's first."""
+        author = "model" if self.models and self.models[-1] != self.models[0] else "policy"
+        return self.window.reply(self.made(number, "assistant", author, [], created))
 
-    def append(self, message: Message) -> None:
-        self.open = None
-        self.tree.add(message, self.at)
-        if self.before is not None:
-            self.tree.link(
-                "compaction" if self.edge[0] == "compaction" else "rewrite",
-                self.before,
-                message.id,
-                trigger=self.edge[1] or None,
-            )
-            self.before = None
-        self.at = message.id
+    def made(
+        self, number: int, role: RoleName, author: AuthorName, blocks: list[Block], created: str | None = None
+    ) -> Message:
+        """A message of a line, copied where the history was."""
+        return Message(
+            id=f"l{number}", role=role, author=author, blocks=blocks, created=created, copied=self.window.copied
+        )
 
     # ---- breaks
 
     def compacted(self, payload: Fields, number: int) -> None:
-        """The context from here on is replacement_history, item by item; none of it was sampled here."""
+        """The context from here on is the base instructions, which no history holds, and replacement_history, item by
+        item; none of it was sampled here."""
         summary = payload.take_str("message") or ""
         history = payload.take_list("replacement_history")
-        self.before, self.edge = self.before or self.at, ("compaction", "compacted")
+        gone = self.window.replace()
         if history is None:
-            history = self.rebuilt(summary)
+            history = _rebuilt(gone, summary)
             self.context.notes["compaction without replacement_history: rebuilt from user messages and summary"] += 1
-        first, copied = len(self.tree.messages), self.copied
-        self.at, self.open, self.copied = None, None, True
+        tree, copied = self.window.tree, self.window.copied
+        first, self.window.copied = len(tree.messages), True
+        if self.instructions is not None:
+            self.window.append(self.instructions.model_copy(update={"copied": True}))
         for index, raw in enumerate(history):
-            item = Fields(raw, payload.at(f"replacement_history[{index}]"))
-            self.item(item, number)
-        for message in self.tree.messages[first:]:
+            self.item(Fields(raw, payload.at(f"replacement_history[{index}]")), number)
+        for message in tree.messages[first:]:
             if summary and message.role != "assistant" and summary in message.text():
                 message.author = "model"
-        if summary and not any(summary in message.text() for message in self.tree.messages[first:]):
+        if summary and not any(summary in message.text() for message in tree.messages[first:]):
             self.context.notes["a compaction summary that its replacement_history does not hold"] += 1
-        self.open, self.copied = None, copied
-
-    def rebuilt(self, summary: str) -> list[dict[str, Any]]:
-        """What older files leave out: instructions and user messages so far, then the summary as a user message."""
-        items: list[dict[str, Any]] = []
-        for message in self.path():
-            if message.role in ("system", "developer", "user"):
-                content = [{"type": "input_text", "text": message.text()}]
-                items.append({"type": "message", "role": message.role, "content": content})
-        return [*items, {"type": "message", "role": "user", "content": [{"type": "input_text", "text": summary}]}]
-
-    def path(self) -> list[Message]:
-        by_id = {message.id: message for message in self.tree.messages}
-        path: list[Message] = []
-        at = self.before
-        while at is not None:
-            path.append(by_id[at])
-            at = by_id[at].parent
-        return path[::-1]
-
-    def roll_back(self, turns: int) -> None:
-        """The last `turns` user turns are taken back: what follows branches off before them."""
-        left = self.at
-        by_id = {message.id: message for message in self.tree.messages}
-        at = self.at
-        while at is not None and turns > 0:
-            message = by_id[at]
-            turns -= message.role == "user" and message.author in ("user", "taskset")
-            at = message.parent
-        self.before, self.edge, self.at, self.open = left, ("rewrite", "rolled back"), at, None
+        self.window.open, self.window.copied = None, copied
 
     def trace(self) -> Trace:
-        if not self.tree.messages:
+        if not self.window.tree.messages:
             raise TraceError("TM904", where=self.context.where(), what="the session has no response items")
         extra: dict[str, Any] = {
             key: self.meta[key] for key in self.meta if key not in ("instructions", "base_instructions")
         }
-        last = next((m for m in reversed(self.tree.messages) if m.role == "assistant"), None)
+        last = next((m for m in reversed(self.window.tree.messages) if m.role == "assistant"), None)
         trace_id = self.meta.get("id")
-        return self.tree.trace(
+        return self.window.tree.trace(
             id=trace_id if isinstance(trace_id, str) else self.context.file.rel,
             stop=self.stop,
             truncated=True if last is not None and last.cut_short else None,
@@ -279,6 +242,15 @@ class _Session:
         )
 
 
+def _rebuilt(gone: list[Message], summary: str) -> list[dict[str, Any]]:
+    """What older files leave out: developer and user messages so far, then the summary as a user message."""
+    said = [(message.role, message.text()) for message in gone if message.role in ("developer", "user")]
+    return [
+        {"type": "message", "role": role, "content": [{"type": "input_text", "text": text}]}
+        for role, text in [*said, ("user", summary)]
+    ]
+
+
 FORMAT = Format(
     name="codex",
     title="Codex rollout JSONL: compaction by replacement_history, encrypted reasoning, free-form tools, roll-backs",
@@ -286,5 +258,5 @@ FORMAT = Format(
     fidelity=Fidelity.MESSAGES,
     sniff=sniff,
     read=read,
-    known=frozenset({"session", "model"}),
+    shape=known("timestamp type ordinal payload"),
 )

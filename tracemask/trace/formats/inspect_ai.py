@@ -4,35 +4,23 @@ from __future__ import annotations
 
 import io
 import zipfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import IO, Any, cast
 
 from tracemask.core.errors import TraceError
 from tracemask.core.finding import Finding, Place
 from tracemask.core.vocab import Fidelity
-from tracemask.trace.chat import arguments_of
 from tracemask.trace.fields import Fields
-from tracemask.trace.formats import Context, Format, Head, UnitKind, keep
-from tracemask.trace.inputs import Layout
-from tracemask.trace.model import (
-    Block,
-    Media,
-    Message,
-    Opaque,
-    Reasoning,
-    Reward,
-    Source,
-    Text,
-    ToolCall,
-    ToolResult,
-    Trace,
-)
+from tracemask.trace.files import Layout
+from tracemask.trace.formats import Context, Format, Head, UnitKind
+from tracemask.trace.formats.inspect_chat import MESSAGE_SHAPE, OUTPUT_SHAPE, Chat
+from tracemask.trace.model import Reward, Source, Trace
 from tracemask.trace.parse import loads, replace_surrogates
+from tracemask.trace.shape import known
 from tracemask.trace.tree import Tree
 
 _ZSTD = 93
 _SCORES = {"C": 1.0, "I": 0.0, "P": 0.5, "N": 0.0}
-_ROLES = {"system": "harness", "user": "user", "assistant": "policy", "tool": "environment"}
 
 
 def sniff(head: Head) -> str | None:
@@ -54,8 +42,11 @@ def read(value: Any, context: Context) -> Iterable[Trace]:
         start = "header.json" if "header.json" in archive.namelist() else "_journal/start.json"
         header = _load(archive, start, context)
         evaluation = header.get("eval") if isinstance(header.get("eval"), dict) else {}
-        for name in sorted(names):
-            yield _sample(_load(archive, name, context), name, cast("dict[str, Any]", evaluation), context)
+
+        def sample(name: str) -> Trace:
+            return _sample(_load(archive, name, context), name, cast("dict[str, Any]", evaluation), context)
+
+        yield from context.apart(sorted(names), sample)
 
 
 def _load(archive: zipfile.ZipFile, name: str, context: Context) -> dict[str, Any]:
@@ -98,17 +89,18 @@ def _open(archive: zipfile.ZipFile, name: str) -> IO[bytes]:
 
 def _sample(raw: dict[str, Any], name: str, evaluation: dict[str, Any], context: Context) -> Trace:
     sample = Fields(raw, name)
-    chat = _Chat(sample.take_dict("attachments") or {}, evaluation.get("model"), context)
+    context.familiar(raw, _SAMPLE)
+    chat = Chat(sample.take_dict("attachments") or {}, evaluation.get("model"), context)
     pool = Fields(sample.take("events_data") or {}, f"{name}.events_data").take_list("messages") or []
     calls = list(chat.calls(sample.take_list("events") or [], pool, f"{name}.events"))
     tree = Tree()
     before: str | None = None
     compacted: str | None = None
     tools: list[Any] | None = None
-    for prompt, reply, declared, compaction in calls:
-        compacted = compaction or compacted
-        at = tree.call(prompt, reply)
-        tools = declared or tools
+    for call in calls:
+        compacted = call.compaction or compacted
+        at = tree.call(call.prompt, call.reply)
+        tools = call.tools or tools
         if compacted is not None and before is not None:
             tree.link("compaction", before, tree.fresh, trigger=compacted)
             compacted = None
@@ -120,7 +112,7 @@ def _sample(raw: dict[str, Any], name: str, evaluation: dict[str, Any], context:
         tree.walk(listed)  # results after the last call; what is there already is not added again
     identity, epoch = sample.take_id("id"), sample.take_int("epoch")
     limit = sample.take("limit")
-    scores = _rewards(sample.take_dict("scores") or {})
+    scores = _rewards(sample.take_dict("scores") or {}, context)
     error = sample.take("error")
     for key in ("output", "input", "target", "choices"):
         sample.take(key)
@@ -142,16 +134,19 @@ def _sample(raw: dict[str, Any], name: str, evaluation: dict[str, Any], context:
     )
 
 
-def _rewards(scores: dict[str, Any]) -> dict[str, Reward]:
+def _rewards(scores: dict[str, Any], context: Context) -> dict[str, Reward]:
+    """Named numbers of the scorers, C, I, P and N among them; the weight is 1 where there is only one."""
     found: dict[str, Reward] = {}
     for name, raw in scores.items():
         value = cast("dict[str, Any]", raw).get("value") if isinstance(raw, dict) else raw
         items = cast("dict[str, Any]", value).items() if isinstance(value, dict) else [("", value)]
         for part, number in items:
             number = _SCORES.get(number) if isinstance(number, str) else number
+            label = f"{name}.{part}" if part else name
             if isinstance(number, int | float):
-                label = f"{name}.{part}" if part else name
                 found[label] = Reward(score=float(number), weight=1.0, source="scorer")
+            else:
+                context.notes[f"score {label!r} is no number: it is no reward"] += 1
     if len(found) > 1:
         for reward in found.values():
             reward.weight = 0.0
@@ -164,181 +159,24 @@ def _tool(raw: Any) -> dict[str, Any]:
     return {"type": "function", "function": function}
 
 
-class _Chat:
-    """Inspect's chat messages as ours, attachments resolved."""
-
-    def __init__(self, attachments: dict[str, Any], model: Any, context: Context) -> None:
-        self.attachments = attachments
-        self.model = model if isinstance(model, str) else None
-        self.context = context
-
-    def calls(
-        self, events: list[Any], pool: list[Any], where: str
-    ) -> Iterator[tuple[list[Message], Message, list[Any] | None, str | None]]:
-        """(prompt, reply, tools, compaction before) of the policy's model events; scorers' and others' left out."""
-        scoring: set[str] = set()
-        compaction: str | None = None
-        for index, raw in enumerate(events):
-            event = Fields(raw, f"{where}[{index}]")
-            kind, span = event.get("event"), event.get("span_id")
-            if kind == "span_begin" and (
-                event.get("type") in ("scorer", "scorers") or event.get("parent_id") in scoring
-            ):
-                scoring.add(str(event.get("id")))
-            elif kind == "compaction":
-                compaction = str(event.get("type") or "summary")
-            elif kind == "model" and span not in scoring:
-                model, role = event.get("model"), event.get("role")
-                if (self.model is not None and model != self.model) or role not in (None, "default"):
-                    self.context.notes[f"calls of another model or role ({role or model}) are not the policy's"] += 1
-                    continue
-                reply = self._reply(event, index)
-                if reply is not None:
-                    yield self._input(event, pool, index), reply, event.get("tools"), compaction
-                    compaction = None
-
-    def _input(self, event: Fields, pool: list[Any], index: int) -> list[Message]:
-        refs = event.get("input_refs")
-        raw = event.get("input") or []
-        if refs:
-            raw = [message for start, end in refs for message in pool[start:end]]
-        prompt = self.messages(raw, event.at("input"))
-        for position, message in enumerate(prompt):
-            message.id = message.id if message.extra.get("log", {}).get("named") else f"e{index}.{position}"
-        return prompt
-
-    def _reply(self, event: Fields, index: int) -> Message | None:
-        output = Fields(event.get("output") or {}, event.at("output"))
-        choices = output.take_list("choices") or []
-        if not choices:
-            return None
-        choice = Fields(choices[0], output.at("choices[0]"))
-        reply = self.message(choice.take("message"), choice.at("message"), first_user=False)
-        reply.id = f"r{index}"
-        reason = choice.take_str("stop_reason")
-        reply.finish_reason = "length" if reason in ("max_tokens", "model_length") else reason
-        return reply
-
-    def messages(self, raw: list[Any], where: str) -> list[Message]:
-        out: list[Message] = []
-        seen = False
-        for index, item in enumerate(raw):
-            message = self.message(item, f"{where}[{index}]", first_user=not seen)
-            message.id = f"m{index}"
-            seen = seen or message.role == "user"
-            out.append(message)
-        return out
-
-    def message(self, raw: Any, where: str, *, first_user: bool) -> Message:
-        fields = Fields(raw, where)
-        role = fields.take_str("role")
-        if role not in _ROLES:
-            raise fields.error("role", f"unknown role {role!r}", fix=f"one of {', '.join(_ROLES)}")
-        blocks, parts = self.content(fields.take("content"), f"{where}.content")
-        author = "taskset" if role == "user" and first_user else _ROLES[role]
-        message = Message(id="m", role=role, author=author, parts=False)  # type: ignore[arg-type]
-        if role == "assistant":
-            calls = fields.take_list("tool_calls") or []
-            message.blocks = [*blocks, *[self._call(call, f"{where}.tool_calls[{i}]") for i, call in enumerate(calls)]]
-            source = fields.take_str("source")
-            if source == "input":
-                message.author, message.copied = "model", True
-            model = fields.take_str("model")
-            if model is not None and self.model is not None and model not in (self.model, self.model.split("/", 1)[-1]):
-                message.author = "model"
-        elif role == "tool":
-            failed = fields.take("error") is not None
-            message.blocks = [
-                ToolResult(
-                    call_id=fields.take_id("tool_call_id"),
-                    name=fields.take_str("function"),
-                    content=blocks,
-                    is_error=failed,
-                )
-            ]
-        else:
-            message.blocks = blocks
-        message.parts = parts and any(not isinstance(block, Text | Reasoning) for block in blocks)
-        keep(message, {key: value for key, value in fields.rest().items() if key not in ("id", "source", "metadata")})
-        return message
-
-    def _call(self, raw: Any, where: str) -> ToolCall:
-        call = Fields(raw, where)
-        name = call.take_str("function")
-        if not name:
-            raise call.error("function", "missing")
-        values = arguments_of(call.take("arguments"), f"{where}.arguments")
-        return ToolCall(id=call.take_id("id"), name=name, parse_error=call.take_str("parse_error"), **values)
-
-    def text(self, value: Any) -> str:
-        """The text itself, or what its attachment:// reference names."""
-        text = value if isinstance(value, str) else ""
-        if text.startswith("attachment://"):
-            found = self.attachments.get(text.removeprefix("attachment://"))
-            if not isinstance(found, str):
-                raise TraceError("TM911", where=text, what="the attachment is not in the sample")
-            return found
-        return text
-
-    def content(self, raw: Any, where: str) -> tuple[list[Block], bool]:
-        if raw is None:
-            return [], False
-        if isinstance(raw, str):
-            return [Text(text=self.text(raw))], False
-        if not isinstance(raw, list):
-            raise TraceError("TM911", where=where, what="expected a string or a list of parts")
-        blocks: list[Block] = []
-        for index, item in enumerate(cast("list[Any]", raw)):
-            part = Fields(item, f"{where}[{index}]")
-            kind = part.get("type")
-            if kind == "text":
-                blocks.append(Text(text=self.text(part.get("text"))))
-            elif kind == "reasoning":
-                text, redacted = self.text(part.get("reasoning")), part.get("redacted") is True
-                signature = part.get("signature")
-                blocks.append(
-                    Reasoning(
-                        text=None if redacted else text,
-                        encrypted=text if redacted else None,
-                        redacted=redacted,
-                        signature=signature if isinstance(signature, str) else None,
-                    )
-                )
-            elif kind in ("image", "audio", "video", "document"):
-                blocks.append(Media(mime=f"{kind}/*"))
-            else:
-                blocks.append(Opaque(kind=str(kind), data=dict(part.raw)))
-        return blocks, True
-
+_SAMPLE = known(
+    "id epoch input choices target description sandbox files setup metadata store timelines model_usage role_usage "
+    "model_fallbacks started_at completed_at total_time working_time uuid invalidation error_retries attachments "
+    "turn_count token_limit token_limit_type token_limit_usage message_limit time_limit events",
+    messages=MESSAGE_SHAPE,
+    output=OUTPUT_SHAPE,
+    scores={"*": known("value answer explanation reason metadata history sample_id")},
+    events_data=known("calls", messages=MESSAGE_SHAPE),
+    error=known("message traceback traceback_ansi"),
+    limit=known("type limit reason"),
+)
 
 FORMAT = Format(
     name="inspect",
     title="Inspect .eval archives: contexts from model events, attachments resolved, scorers left out",
     unit=UnitKind.FILE,
-    fidelity=Fidelity.MESSAGES,
+    fidelity=Fidelity.COMPLETION,
     sniff=sniff,
     read=read,
-    known=frozenset(
-        {
-            "task",
-            "model",
-            "metadata",
-            "store",
-            "model_usage",
-            "role_usage",
-            "uuid",
-            "started_at",
-            "completed_at",
-            "total_time",
-            "working_time",
-            "sandbox",
-            "files",
-            "setup",
-            "timelines",
-            "description",
-            "error_retries",
-            "model_fallbacks",
-            "invalidation",
-        }
-    ),
+    shape=_SAMPLE,
 )

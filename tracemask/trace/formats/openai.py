@@ -9,11 +9,16 @@ from tracemask.core.errors import TraceError
 from tracemask.core.vocab import Fidelity
 from tracemask.trace.chat import cut_short, messages_from_chat
 from tracemask.trace.fields import Fields
+from tracemask.trace.files import Layout
 from tracemask.trace.formats import Context, Format, Head, UnitKind
-from tracemask.trace.inputs import Layout
 from tracemask.trace.model import Message, Trace
 from tracemask.trace.parse import loads_text
+from tracemask.trace.sampled import ID_KEYS, sampled_from_fields
 from tracemask.trace.scalars import trace_scalars
+from tracemask.trace.shape import known
+
+_ENTRY = known("token bytes logprob top_logprobs")
+_LOGPROBS = known("", content=_ENTRY, refusal=_ENTRY)
 
 # Keys by which a row with messages is a row of another format.
 FOREIGN = (
@@ -39,8 +44,11 @@ def sniff(head: Head) -> str | None:
     for row in rows:
         if isinstance(row.get("messages"), list) and _chat_like(row["messages"]):
             return "records have a `messages` list of chat messages"
-        if isinstance(row.get("prompt"), list) and isinstance(row.get("completion"), list):
+        prompt, completion = row.get("prompt"), row.get("completion")
+        if isinstance(prompt, list) and isinstance(completion, list):
             return "records have `prompt` and `completion` lists of chat messages"
+        if isinstance(prompt, str) and isinstance(completion, str):
+            return "records have `prompt` and `completion` texts"
     return None
 
 
@@ -53,7 +61,8 @@ def read(value: Any, context: Context) -> Iterable[Trace]:
     if context.file.layout is Layout.PARQUET:
         value = strip_nulls(value)
     row = Fields(value, "")
-    messages = _messages(row)
+    _familiar(row, context)
+    messages = _messages(row, context)
     tools = tools_from(row)
     scalars = trace_scalars(row, default_id=context.default_id())
     scalars["edges"] = row.take_list("edges") or []
@@ -63,7 +72,19 @@ def read(value: Any, context: Context) -> Iterable[Trace]:
     return [Trace(messages=messages, tools=tools, extra=row.rest(), **scalars)]
 
 
-def _messages(row: Fields) -> list[Message]:
+def _familiar(row: Fields, context: Context) -> None:
+    """Counts what is dropped of the API's log-prob objects, and refusals, which no template renders."""
+    for key in ("messages", "completion"):
+        side = row.get(key)
+        for raw in cast("list[Any]", side) if isinstance(side, list) else []:
+            if isinstance(raw, dict) and ("logprobs" in raw or "refusal" in raw):
+                message = cast("dict[str, Any]", raw)
+                context.familiar(message.get("logprobs"), _LOGPROBS, f"{key}[].logprobs")
+                if message.get("refusal"):
+                    context.notes["a refusal is kept, but templates do not render it"] += 1
+
+
+def _messages(row: Fields, context: Context) -> list[Message]:
     if row.has("messages"):
         raw = row.take("messages")
         if isinstance(raw, str):
@@ -73,11 +94,11 @@ def _messages(row: Fields) -> list[Message]:
             raise row.error("messages", "the list is empty")
         return messages
     if row.has("prompt") and row.has("completion"):
-        return _prompt_completion(row)
+        return _prompt_completion(row, context)
     raise row.error("messages", "missing", fix="a row needs `messages`, or `prompt` and `completion`")
 
 
-def _prompt_completion(row: Fields) -> list[Message]:
+def _prompt_completion(row: Fields, context: Context) -> list[Message]:
     """prompt and completion: lists of messages, or plain strings (a user turn and a reply).
 
     Replies inside the prompt were not sampled in this run: they are copied context.
@@ -85,6 +106,8 @@ def _prompt_completion(row: Fields) -> list[Message]:
     sides: list[list[Any]] = []
     for key, role in (("prompt", "user"), ("completion", "assistant")):
         side = row.take(key)
+        if isinstance(side, str):
+            context.notes[f"`{key}` is a text: one {role} message, not rendered again if it was rendered already"] += 1
         sides.append([{"role": role, "content": side}] if isinstance(side, str) else side)
         if not isinstance(sides[-1], list):
             raise row.error(key, "expected a list of messages or a string")
@@ -106,8 +129,6 @@ def _prompt_completion(row: Fields) -> list[Message]:
 
 def _sampled_columns(row: Fields, messages: list[Message]) -> None:
     """Ids of the whole row (`prompt_token_ids`, `token_ids`) belong to its last reply, where that has none itself."""
-    from tracemask.trace.sampled import ID_KEYS, sampled_from_fields
-
     if not any(row.get(key) is not None for key in ID_KEYS):
         return
     replies = [message for message in messages if message.from_policy]

@@ -7,11 +7,13 @@ from typing import Any, cast
 
 from tracemask.core.errors import TraceError
 from tracemask.core.vocab import Fidelity
-from tracemask.trace.chat import cut_short, message_from_chat
+from tracemask.trace.chat import CALL_SHAPE, CHAT_SHAPE, cut_short, message_from_chat
+from tracemask.trace.engine import call_of
 from tracemask.trace.fields import Fields
 from tracemask.trace.formats import Context, Format, Head, UnitKind, keep
 from tracemask.trace.model import Block, Message, Source, Text, Trace
-from tracemask.trace.responses import CALLS, OUTPUTS, call_block, content_blocks, output_block, reasoning_block
+from tracemask.trace.responses import CALLS, OUTPUTS, call_block, output_block, reasoning_block, said_blocks
+from tracemask.trace.shape import known
 from tracemask.trace.tree import Tree, same
 
 _CHAT_KEYS = {"role", "content", "tool_calls", "tool_call_id", "name", "reasoning_content", "reasoning", "thinking"}
@@ -40,7 +42,7 @@ def read(value: Any, context: Context) -> Iterable[Trace]:
     form = row.take_str("trajectory_format")
     tree = Tree()
     if form is not None:
-        _mini(tree, row)
+        _mini(tree, row, context)
     else:
         _steps(tree, row, context)
     if not tree.messages:
@@ -99,7 +101,7 @@ def _steps(tree: Tree, row: Fields, context: Context) -> None:
     history = row.take_list("history") or []
     for index, raw in enumerate(history if steps else []):
         entry = _message(Fields(raw, f"history[{index}]"), index, f"h{index}")
-        if not any(same(known, entry) for known in tree.messages):
+        if not any(same(message, entry) for message in tree.messages):
             context.notes["a history entry that is in no step's query"] += 1
     if not steps:
         tree.walk(_prompt(history, "history", 0))
@@ -130,11 +132,11 @@ def _reply(step: Fields, replies: list[Message], index: int) -> Message:
     if response is None:
         raise step.error("response", "missing")
     thought = step.get("thought")
-    for position, known in enumerate(replies):
-        if known.text() in (response, thought) or (not known.text() and not response):
+    for position, found in enumerate(replies):
+        if found.text() in (response, thought) or (not found.text() and not response):
             del replies[: position + 1]
-            known.id = f"r{index}"
-            return known
+            found.id = f"r{index}"
+            return found
     calls = step.take("tool_calls")
     raw: dict[str, Any] = {"role": "assistant", "content": response}
     if calls:
@@ -183,43 +185,39 @@ def _message(entry: Fields, index: int, name: str) -> Message:
 # ------------------------------------------------------------------------------------------------ mini-swe-agent
 
 
-def _mini(tree: Tree, row: Fields) -> None:
+def _mini(tree: Tree, row: Fields, context: Context) -> None:
     """One list of messages; `exit` is the harness's note of the end, answers of the Responses API are whole objects."""
     at: str | None = None
-    replied = False
+    asked = replied = False
     for index, raw in enumerate(row.take_list("messages") or []):
         where = f"messages[{index}]"
         entry = Fields(raw, where)
         extra = entry.take("extra")
         if entry.get("role") == "exit":
+            context.notes["the harness's own note of the end is not part of the context"] += 1
             continue
         if entry.get("object") == "response":
             message = _response(entry, index)
         elif entry.get("type") in OUTPUTS:
             message = Message(id=f"m{index}", role="tool", author="environment", blocks=[output_block(entry)])
         else:
-            message = message_from_chat(
-                {key: value for key, value in entry.raw.items() if key in _CHAT_KEYS},
-                index,
-                where=where,
-                first_user=not replied,
-            )
+            chat = {key: value for key, value in entry.raw.items() if key in _CHAT_KEYS}
+            if entry.get("role") == "assistant":
+                chat |= _call(extra, f"{where}.extra.response")
+            message = message_from_chat(chat, index, where=where)
             if message.role == "user":
-                message.author = "environment" if replied else "taskset"
-            message.finish_reason = _finish(extra) if message.role == "assistant" else None
+                message.author = "environment" if replied else "harness" if asked else "taskset"
+                asked = True
             rest = {key: value for key, value in entry.raw.items() if key not in _CHAT_KEYS and value is not None}
             keep(message, rest | ({"extra": extra} if extra else {}))
         replied = replied or message.role == "assistant"
         at = tree.add(message, at)
 
 
-def _finish(extra: Any) -> str | None:
+def _call(extra: Any, where: str) -> dict[str, Any]:
+    """What the engine said of a call: ids and log-probs where it was asked for them, why it stopped."""
     response = cast("dict[str, Any]", extra).get("response") if isinstance(extra, dict) else None
-    choices = cast("dict[str, Any]", response).get("choices") if isinstance(response, dict) else None
-    if isinstance(choices, list) and choices and isinstance(choices[0], dict):
-        reason = choices[0].get("finish_reason")
-        return reason if isinstance(reason, str) else None
-    return None
+    return call_of(response, where) if isinstance(response, dict) else {}
 
 
 def _response(entry: Fields, index: int) -> Message:
@@ -232,39 +230,38 @@ def _response(entry: Fields, index: int) -> Message:
         elif kind in CALLS:
             blocks.append(call_block(item))
         elif kind == "message":
-            blocks.extend(content_blocks(item.get("content"), item.at("content")))
+            blocks.extend(said_blocks(item.get("content"), item.at("content")))
         else:
             raise TraceError("TM911", where=item.at("type"), what=f"unknown output item {kind!r}")
     return Message(id=f"m{index}", role="assistant", author="policy", blocks=blocks)
 
 
+_ENTRY = {
+    **CHAT_SHAPE,
+    **known(
+        "agent message_type is_demo thought action tool_call_ids cache_control tags extra timestamp "
+        # mini-swe-agent's whole responses and outputs of the Responses API
+        "type object output call_id status id model usage created_at error"
+    ),
+    "thinking_blocks": known("type thinking signature data"),
+}
+
 FORMAT = Format(
     name="swe-agent",
     title="SWE-agent .traj (exact prompts in `query`) and mini-swe-agent .traj.json",
     unit=UnitKind.RECORD,
-    fidelity=Fidelity.MESSAGES,
+    fidelity=Fidelity.EXACT,
     sniff=sniff,
     read=read,
-    known=frozenset(
-        {
-            "info",
-            "environment",
-            "replay_config",
-            "action",
-            "thought",
-            "state",
-            "execution_time",
-            "extra_info",
-            "agent",
-            "message_type",
-            "tags",
-            "cache_control",
-            "thinking_blocks",
-            "is_demo",
-            "tool_call_ids",
-            "extra",
-            "messages",
-            "swe_agent_hash",
-        }
+    shape=known(
+        "info environment replay_config instance_id id trajectory_format swe_agent_hash swe_agent_version",
+        history=_ENTRY,
+        messages=_ENTRY,
+        trajectory=known(
+            "action observation response thought state execution_time extra_info",
+            query=_ENTRY,
+            tool_calls=CALL_SHAPE,
+            thinking_blocks=known("type thinking signature data"),
+        ),
     ),
 )

@@ -11,6 +11,7 @@ from tracemask.trace.chat import message_from_chat
 from tracemask.trace.fields import Fields
 from tracemask.trace.formats import Context, Format, Head, UnitKind, keep
 from tracemask.trace.model import Message, Source, Trace
+from tracemask.trace.shape import known
 
 _LIMITS = {"max_steps", "timeout"}
 
@@ -27,12 +28,14 @@ def read(value: Any, context: Context) -> Iterable[Trace]:
     """One results document as one trace a simulation."""
     row = Fields(value, "")
     info = row.take_dict("info") or {}
-    traces: list[Trace] = []
-    for index, raw in enumerate(row.take_list("simulations") or []):
-        traces.append(_simulation(Fields(raw, f"simulations[{index}]"), info, context, index))
-    if not traces:
+    simulations = row.take_list("simulations") or []
+    if not simulations:
         raise TraceError("TM904", where="simulations", what="no simulations")
-    return traces
+
+    def simulation(index: int) -> Trace:
+        return _simulation(Fields(simulations[index], f"simulations[{index}]"), info, context, index)
+
+    return context.apart(range(len(simulations)), simulation)
 
 
 def _simulation(run: Fields, info: dict[str, Any], context: Context, index: int) -> Trace:
@@ -72,6 +75,10 @@ def _append(messages: list[Message], entry: Fields, position: int, context: Cont
             return
         entry.take("tool_calls")
     chat = {key: entry.get(key) for key in ("role", "content", "tool_calls", "name") if entry.get(key) is not None}
+    if entry.get("is_audio") is True:  # then the content is no text
+        chat["content"] = [{"type": "audio", "audio": entry.get("audio_path"), "data": entry.get("content")}]
+    if entry.get("context_truncation") is not None:
+        context.notes["a reply's context was cut: what it still held is not in this log"] += 1
     if role == "tool":
         chat["tool_call_id"] = entry.get("id") or entry.get("tool_call_id")
         chat["is_error"] = entry.get("error") or None
@@ -85,6 +92,26 @@ def _append(messages: list[Message], entry: Fields, position: int, context: Cont
     messages.append(message)
 
 
+_CALL = known("id name arguments requestor")
+_MESSAGE = known(
+    # what is read of it
+    "role content id error requestor tool_call_id name "
+    # its log
+    "turn_idx timestamp cost usage raw_data generation_time_seconds context_truncation is_audio audio_format "
+    "audio_path audio_script_gold speech_effects source_effects channel_effects turn_taking_action utterance_ids "
+    "chunk_id is_final_chunk source contains_speech",
+    tool_calls=_CALL,
+)
+_SIMULATION = known(
+    "id task_id trial termination_reason start_time end_time timestamp duration agent_cost user_cost seed mode "
+    "speech_environment info effect_timeline ticks policy voice_settings",
+    messages={**_MESSAGE, "tool_messages": _MESSAGE},
+    reward_info=known(
+        "reward db_check env_assertions action_checks nl_assertions communicate_checks reward_basis "
+        "reward_breakdown info partial_action_reward"
+    ),
+)
+
 FORMAT = Format(
     name="tau2",
     title="tau2-bench results: the user simulator's words are another model's",
@@ -92,23 +119,5 @@ FORMAT = Format(
     fidelity=Fidelity.MESSAGES,
     sniff=sniff,
     read=read,
-    known=frozenset(
-        {
-            "agent",
-            "start_time",
-            "end_time",
-            "duration",
-            "agent_cost",
-            "user_cost",
-            "seed",
-            "turn_idx",
-            "timestamp",
-            "cost",
-            "usage",
-            "raw_data",
-            "requestor",
-            "mode",
-            "speech_environment",
-        }
-    ),
+    shape=known("timestamp info tasks simulation_index", simulations=_SIMULATION),
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from typing import Any, cast
 
@@ -10,8 +11,10 @@ from tracemask.trace.chat import message_from_chat
 from tracemask.trace.fields import Fields
 from tracemask.trace.formats import Context, Format, Head, UnitKind, keep
 from tracemask.trace.formats.verifiers_legacy import legacy_trace
-from tracemask.trace.model import EdgeKind, Message, Reward, Sampled, Source, Trace
+from tracemask.trace.formats.verifiers_shape import SHAPE
+from tracemask.trace.model import EdgeKind, Message, Sampled, Source, Trace
 from tracemask.trace.sampled import build_sampled, ids_from
+from tracemask.trace.scalars import reward_of
 from tracemask.trace.spans import spans_of, spread
 from tracemask.trace.tree import Tree
 
@@ -62,14 +65,19 @@ def read(value: Any, context: Context) -> Iterable[Trace]:
 # ------------------------------------------------------------------------------------------------ v1
 
 
-def _episode(row: Fields, context: Context) -> list[Trace]:
+def _episode(row: Fields, context: Context) -> Iterable[Trace]:
     group = Fields(row.take("group") or {}, "group").take_id("id")
     episode = row.take_id("id")
     shared = {"group_id": group or _task_key(row.take("task") or {}), "episode": episode}
-    traces: list[Trace] = []
-    for index, raw in enumerate(row.take_list("traces") or []):
-        traces.append(_v1_trace(Fields(raw, f"traces[{index}]"), context, shared))
-    return traces
+    errors = [_error(error) for error in row.take_list("errors") or []]
+    traces = row.take_list("traces") or []
+
+    def trace_of(index: int) -> Trace:
+        trace = _v1_trace(Fields(traces[index], f"traces[{index}]"), context, shared)
+        trace.errors.extend(error for error in errors if error not in trace.errors)
+        return trace
+
+    return context.apart(range(len(traces)), trace_of)
 
 
 def _task_key(task: Any) -> str | None:
@@ -91,9 +99,8 @@ def _v1_trace(row: Fields, context: Context, shared: dict[str, Any]) -> Trace:
     task = row.take("task") or {}
     key = _task_key(task)
     version = row.take("version")
-    rewards = {
-        name: _reward(row, name, part) for name, part in (row.take_dict("rewards") or {}).items() if part is not None
-    }
+    given = row.take_dict("rewards") or {}
+    rewards = {name: reward_of(row, name, part) for name, part in given.items() if part is not None}
     schemas = row.take_list("tools") or tools
     trace = tree.trace(
         id=row.take_id("id") or context.default_id(),
@@ -101,9 +108,9 @@ def _v1_trace(row: Fields, context: Context, shared: dict[str, Any]) -> Trace:
         group_id=shared.get("group_id") or key,
         tools=[_tool(tool) for tool in schemas] if schemas else None,
         rewards=rewards,
-        reward=sum(part.score * part.weight for part in rewards.values()) if rewards else None,
+        reward=math.fsum(part.score * part.weight for part in rewards.values()) if rewards else None,
         stop=stop,
-        truncated=True if stop in _LIMITS or last.get("finish_reason") == "length" else None,
+        truncated=True if stop in _LIMITS or last.get("finish_reason") == "length" or _cut(messages) else None,
         errors=[_error(error) for error in row.take_list("errors") or []],
         trainable=True if trainable is None else trainable,
         source=Source(format="verifiers", version=str(version or 1)),
@@ -141,8 +148,10 @@ def _messages(nodes: list[Fields], calls: dict[int, dict[str, Any]]) -> list[Mes
         if message.role == "assistant" and not sampled:
             message.author, message.copied = "model", True
         elif sampled:
-            message.sampled = _sampled(node, ids, before, calls.get(index, {}))
-            message.finish_reason = None if message.sampled else calls.get(index, {}).get("finish_reason")
+            call = calls.get(index, {})
+            reason = node.take_str("finish_reason") or call.get("finish_reason")
+            message.sampled = _sampled(node, ids, before, call | {"finish_reason": reason})
+            message.finish_reason = None if message.sampled else reason
         contexts.append(None if before is None or not ids else [*before, *ids])
         message.created = node.take_number("timestamp")
         messages.append(message)
@@ -213,6 +222,11 @@ def _link(tree: Tree, nodes: list[Fields]) -> list[Any]:
     return tools
 
 
+def _cut(messages: list[Message]) -> bool:
+    last = next((message for message in reversed(messages) if message.role == "assistant"), None)
+    return last is not None and last.cut_short
+
+
 def _set_aside(trace: Trace, nodes: list[Fields]) -> None:
     """A compaction attempt that the harness did not resume from is a dangling reply: kept, never trained."""
     accepted, attempts = set[int](), set[int]()
@@ -237,12 +251,6 @@ def _tool(raw: Any) -> dict[str, Any]:
     return {"type": "function", "function": function}
 
 
-def _reward(row: Fields, name: str, part: Any) -> Reward:
-    from tracemask.trace.scalars import reward_of
-
-    return reward_of(row, name, part)
-
-
 def _error(error: Any) -> str:
     if isinstance(error, dict):
         return f"{error.get('type', 'error')}: {error.get('message', '')}"
@@ -256,42 +264,5 @@ FORMAT = Format(
     fidelity=Fidelity.EXACT,
     sniff=sniff,
     read=read,
-    known=frozenset(
-        {
-            "verifiers",
-            "request_rewrites",
-            "response_rewrites",
-            "timing",
-            "mm_token_type_id_map",
-            "metrics",
-            "info",
-            "state",
-            "is_completed",
-            "ok",
-            "is_timeout",
-            "extra_usage",
-            "num_input_tokens",
-            "num_output_tokens",
-            "num_total_tokens",
-            "agent",
-            "episode",
-            "acp",
-            "root_reply",
-            "task",
-            "answer",
-            "generation_ms",
-            "scoring_ms",
-            "total_ms",
-            "trajectory_id",
-            "extras",
-            "mask",
-            "is_truncated",
-            "temperature",
-            "response",
-            "is_content",
-            "renderer_token_ids",
-            "routed_experts",
-            "sampling_mask",
-        }
-    ),
+    shape=SHAPE,
 )

@@ -32,9 +32,13 @@ def legacy_trace(row: Fields, context: Context) -> Trace:
             raise step.error("completion", "missing")
         at, fresh = tree.walk(prompt), tree.fresh
         reply = completion[0]
+        cut = step.take_bool("is_truncated")
         reply.sampled = _legacy_tokens(step)
-        if reply.sampled is not None:
+        if reply.sampled is None:
+            reply.finish_reason = reply.finish_reason or ("length" if cut else None)
+        else:
             reply.finish_reason = None
+            reply.sampled.finish_reason = reply.sampled.finish_reason or ("length" if cut else None)
             reply.sampled.reward, reply.sampled.advantage = step.take_number("reward"), step.take_number("advantage")
         keep(reply, step.rest())
         at = tree.add(reply, at)
@@ -48,6 +52,8 @@ def legacy_trace(row: Fields, context: Context) -> Trace:
             if not any(same(known, message) for known in tree.messages):
                 context.notes[f"a message of `{key}` that no step of the trajectory holds"] += 1
     tools = tools_from(row)
+    for key in ("oai_tools", "tool_defs"):
+        tools = tools if tools is not None else row.take_list(key)
     scalars = trace_scalars(row, default_id=context.default_id())
     return tree.trace(tools=tools, source=Source(format="verifiers", version="legacy"), extra=row.rest(), **scalars)
 

@@ -1,0 +1,119 @@
+"""Which files an input names, and how each is laid out. Knows no format and opens no record."""
+
+from __future__ import annotations
+
+import glob
+import os
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path, PurePosixPath
+
+from tracemask.core.errors import UsageError
+
+
+class Layout(str, Enum):
+    """How a file holds records."""
+
+    LINES = "lines"  # one JSON value a line
+    DOCUMENT = "document"  # one JSON value: a list of records, or one record
+    PARQUET = "parquet"  # one record a row
+    ARCHIVE = "archive"  # a zip
+    FOLDER = "folder"  # one JSON file an event
+
+    @classmethod
+    def of(cls, path: str) -> Layout | None:
+        """By the name of the file; None where the name is not one that logs have."""
+        name = path.lower().removesuffix(".gz").removesuffix(".zst")
+        for suffix, layout in _SUFFIXES.items():
+            if name.endswith(suffix):
+                return layout
+        return None
+
+
+_SUFFIXES = {
+    ".jsonl": Layout.LINES,
+    ".ndjson": Layout.LINES,
+    ".json": Layout.DOCUMENT,
+    ".traj": Layout.DOCUMENT,
+    ".parquet": Layout.PARQUET,
+    ".eval": Layout.ARCHIVE,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class InputFile:
+    """One file of an input. `rel` is its path below the input root with "/", the only path that is ever stored."""
+
+    path: str
+    rel: str
+    layout: Layout
+    format: str = ""
+    why: str = ""
+
+
+def find_files(paths: str | os.PathLike[str] | list[str | os.PathLike[str]]) -> list[InputFile]:
+    """The files that a path, directory, glob or list of these names, in a fixed order, without formats.
+
+    In a directory, files whose names no log has are passed over. Raises UsageError TM901, TM904.
+    """
+    out: list[InputFile] = []
+    for path in paths if isinstance(paths, list) else [paths]:
+        out.extend(_expand(os.fspath(path)))
+    if not out:
+        raise UsageError("TM904", where=str(paths), what="no log files", fix=f"expected {', '.join(_SUFFIXES)}")
+    seen: dict[str, str] = {}
+    for file in out:
+        if seen.setdefault(file.rel, file.path) != file.path:
+            raise UsageError(
+                "TM900",
+                where=file.path,
+                what=f"two inputs are both {file.rel!r} below their roots",
+                fix="pass their common folder",
+            )
+    return out
+
+
+def _expand(path: str) -> list[InputFile]:
+    local = Path(path)
+    if local.is_dir():
+        return _folder(local)
+    if local.exists():
+        return [InputFile(path, local.name, Layout.of(path) or _guess(path))]
+    if glob.has_magic(path):
+        root = Path(os.path.commonpath([path, path.split("*")[0].split("?")[0].split("[")[0] or "."]))
+        found = sorted(name for name in glob.glob(path, recursive=True) if Path(name).is_file())
+        if found:
+            return [InputFile(name, _relative(name, root), Layout.of(name) or _guess(name)) for name in found]
+    raise UsageError("TM901", where=path, what="no such file or directory")
+
+
+def _relative(name: str, root: Path) -> str:
+    while not root.is_dir():
+        root = root.parent
+    return Path(name).relative_to(root).as_posix()
+
+
+def _folder(root: Path) -> list[InputFile]:
+    out: list[InputFile] = []
+    for folder, folders, names in os.walk(root):
+        folders.sort()
+        here = Path(folder)
+        if here.name == "events" and any(name.endswith(".json") for name in names):
+            rel = here.relative_to(root).as_posix()
+            out.append(InputFile(str(here), root.name if rel == "." else rel, Layout.FOLDER))
+            folders.clear()
+            continue
+        for name in names:
+            layout = Layout.of(name)
+            if layout is not None and not name.startswith("."):
+                out.append(InputFile(str(here / name), (here / name).relative_to(root).as_posix(), layout))
+    return sorted(out, key=lambda file: PurePosixPath(file.rel).parts)
+
+
+def _guess(path: str) -> Layout:
+    """For an explicit file with a name of no kind: by its first bytes."""
+    with open(path, "rb") as file:
+        head = file.read(4)
+    if head == b"PAR1":
+        return Layout.PARQUET
+    return Layout.ARCHIVE if head == b"PK\x03\x04" else Layout.LINES
