@@ -245,7 +245,7 @@ def test_one_shard_of_a_dataset_opens_alone(tmp_path: Path) -> None:
 
 
 def test_another_major_version_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tracemask.store.schema.FORMAT_VERSION", "2.0")
+    monkeypatch.setattr("tracemask.store.schema.FORMAT_VERSION", "3.0")
     dataset_path = tmp_path / "new"
     with ShardWriter(str(tmp_path), "s.arrow", metadata=make_metadata()) as writer:
         writer.add(rows(1)[0])
@@ -306,3 +306,37 @@ def test_columns_of_a_row_are_read_only_unless_asked(tmp_path: Path, profile: st
             if name not in ("sampled", "policy_version"):  # unpacked into memory of their own
                 assert not values.flags.writeable, name
         assert all(values.flags.writeable for values in found.row(i, writable=True).columns.values())
+
+
+def test_short_rows_share_a_compressed_batch_and_long_ones_stand_alone(tmp_path: Path) -> None:
+    made = [*rows(40, length=500), *rows(2, length=9000), *rows(3, length=500), full_row()]
+    found = dataset(tmp_path, made, rows_per_shard=100, profile="compact")
+    reader = pa.ipc.open_file(f"{tmp_path}/{found.shards[0].name}")
+    batches = [reader.get_batch(k) for k in range(reader.num_record_batches)]
+    held = [sum(len(ids) for ids in batch.column("token_ids")) for batch in batches]
+    assert all(tokens <= 8192 or batch.num_rows == 1 for tokens, batch in zip(held, batches, strict=True))
+    assert max(batch.num_rows for batch in batches) > 10
+    order = np.random.default_rng(0).permutation(len(made)).tolist()
+    for i in [*range(len(made)), *order]:
+        same(found.row(i), made[i])
+        same(found.row(i, writable=True), made[i])
+
+
+def test_short_rows_take_little_more_than_their_tokens(tmp_path: Path) -> None:
+    """A batch costs some kilobytes whatever it holds: 400 rows of 50 tokens must not pay that 400 times."""
+    dataset(tmp_path, rows(400, length=50), rows_per_shard=400, profile="compact")
+    assert sum(path.stat().st_size for path in tmp_path.glob("*.arrow")) < 400 * 50 * 12
+
+
+def test_a_compact_shard_of_format_1_has_one_row_a_batch_and_is_read(tmp_path: Path) -> None:
+    made = [*rows(5), full_row()]
+    found = dataset(tmp_path / "new", made, rows_per_shard=6, profile="compact")
+    path = tmp_path / "old.arrow"
+    table = pa.ipc.open_file(f"{tmp_path}/new/{found.shards[0].name}").read_all()
+    facts = table.schema.metadata[METADATA_KEY].replace(b'"format_version": "2.0"', b'"format_version": "1.0"')
+    schema = table.schema.with_metadata({METADATA_KEY: facts})
+    with pa.ipc.new_file(str(path), schema, options=pa.ipc.IpcWriteOptions(compression="lz4")) as writer:
+        for i in range(6):
+            writer.write_table(table.slice(i, 1).cast(schema), max_chunksize=1)
+    for row, expected in zip(open_dataset(path), made, strict=True):
+        same(row, expected)

@@ -19,15 +19,17 @@ from tracemask.store.choice import Choice
 if TYPE_CHECKING:
     import pyarrow as pa
 
-FORMAT_VERSION = "1.0"
+FORMAT_VERSION = "2.0"
+READABLE = ("1", "2")  # major versions; in 1 every row of a compact shard had a batch of its own
 METADATA_KEY = b"tracemask"
+BATCHES_KEY = b"tracemask.batches"  # rows of each record batch of a compact shard, as a JSON list
 
 
 class Profile(Choice):
     """How a shard is laid out."""
 
     FAST = "fast"  # uncompressed, memory-mapped, zero-copy
-    COMPACT = "compact"  # lz4, one row per record batch
+    COMPACT = "compact"  # lz4, long rows alone in their record batch
 
 
 # Per-token columns that every row has, and the numpy type each is read as.
@@ -150,10 +152,17 @@ def token_type(dtype: np.dtype[Any]) -> pa.DataType:
     return pa.large_list(pa.field("item", pa.from_numpy_dtype(dtype)))
 
 
-def shard_schema(extra: dict[str, np.dtype[Any]], metadata: dict[str, Any], *, scalars: dict[str, Any]) -> pa.Schema:
+def shard_schema(
+    extra: dict[str, np.dtype[Any]],
+    metadata: dict[str, Any],
+    *,
+    scalars: dict[str, Any],
+    batches: list[int] | None = None,
+) -> pa.Schema:
     """Scalars, then the fixed token columns, then `extra` ones by name.
 
-    extra: per-token columns beyond the fixed ones. scalars: further scalar columns (name → Arrow type).
+    extra: per-token columns beyond the fixed ones. scalars: further scalar columns (name → Arrow type). batches: rows
+    of each record batch, where a reader must know it without reading them.
     """
     import pyarrow as pa
 
@@ -162,7 +171,10 @@ def shard_schema(extra: dict[str, np.dtype[Any]], metadata: dict[str, Any], *, s
     fields += [pa.field(name, token_type(np.dtype(kind))) for name, kind in TOKEN_COLUMNS.items()]
     for name in sorted(extra):
         fields.append(pa.field(name, scalar_type("versions") if name == SPANS else token_type(extra[name])))
-    return pa.schema(fields, metadata={METADATA_KEY: json.dumps(metadata, sort_keys=True).encode()})
+    facts = {METADATA_KEY: json.dumps(metadata, sort_keys=True).encode()}
+    if batches is not None:
+        facts[BATCHES_KEY] = json.dumps(batches, separators=(",", ":")).encode()
+    return pa.schema(fields, metadata=facts)
 
 
 def is_token_field(field: pa.Field) -> bool:
@@ -211,6 +223,12 @@ def read_metadata(schema: pa.Schema, *, where: str) -> dict[str, Any]:
         raise _schema_error(where, what, "open it as a foreign dataset or convert again")
     metadata: dict[str, Any] = json.loads(raw)
     version = str(metadata.get("format_version", "?"))
-    if version.split(".")[0] != FORMAT_VERSION.split(".")[0]:
+    if version.split(".")[0] not in READABLE:
         raise _schema_error(where, f"format version {version}, this reads {FORMAT_VERSION}", "update tracemask")
     return metadata
+
+
+def read_batches(schema: pa.Schema) -> list[int] | None:
+    """How many rows each record batch of a compact shard has; None: one."""
+    raw = (schema.metadata or {}).get(BATCHES_KEY)
+    return None if raw is None else json.loads(raw)

@@ -18,9 +18,9 @@ import numpy as np
 
 from tracemask.core.errors import StoreError
 from tracemask.store.row import Row
-from tracemask.store.schema import SCALAR_ALIASES, SPANS, Profile, is_token_field, read_metadata
+from tracemask.store.schema import SCALAR_ALIASES, SPANS, Profile, is_token_field, read_batches, read_metadata
 from tracemask.store.spans import from_spans
-from tracemask.store.values import Memory, Values, only_row
+from tracemask.store.values import Memory, Values, one_row
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -29,18 +29,18 @@ SHARD_NAMES = {alias: name for name, alias in SCALAR_ALIASES.items()}
 
 
 class Scalars(Mapping[str, Any]):
-    """The scalars of one row, read when asked for. batch: what holds them; None: read it from `shard` then."""
+    """The scalars of row `at` of record batch `k`, read when asked for. batch: it; None: read it from `shard` then."""
 
-    __slots__ = ("_at", "_batch", "_names", "_row", "_shard")
+    __slots__ = ("_at", "_batch", "_k", "_names", "_shard")
 
-    def __init__(self, shard: OpenShard, batch: pa.RecordBatch | None, row: int, at: int) -> None:
-        self._shard, self._batch, self._row, self._at = shard, batch, row, at
+    def __init__(self, shard: OpenShard, batch: pa.RecordBatch | None, k: int, at: int) -> None:
+        self._shard, self._batch, self._k, self._at = shard, batch, k, at
         self._names = shard.scalar_index
 
     def __getitem__(self, name: str) -> Any:
         column = self._names[name]
         if self._batch is None:
-            self._batch = self._shard.scalar_batch(self._row)
+            self._batch = self._shard.scalar_batch(self._k)
         return plain(name, self._batch.column(column)[self._at].as_py())
 
     def __iter__(self) -> Iterator[str]:
@@ -95,6 +95,7 @@ class OpenShard:
         types = {name: self.schema.field(name).type.value_type for name in token_fields}
         self._kinds = {name: np.dtype(kind.to_pandas_dtype()) for name, kind in types.items()}
         self._cache: dict[int, _Batch] = {}
+        self._scalars: tuple[int, Any] = -1, None
         self._readers: dict[str, tuple[Any, dict[str, int]]] = {}
         self._starts = self._batch_starts()
         self.rows = self._starts[-1]
@@ -102,7 +103,11 @@ class OpenShard:
     def _batch_starts(self) -> Sequence[int]:
         n = self._reader.num_record_batches
         if self.compact:
-            return range(n + 1)
+            stated = read_batches(self.schema)
+            if stated is not None and len(stated) != n:
+                what = f"{n} record batches where {len(stated)} are stated"
+                raise StoreError("TM508", where=self.where, what=what, fix="convert again")
+            return range(n + 1) if stated is None else [0, *accumulate(stated)]
         self._cache = {i: self._load(i) for i in range(n)}
         return [0, *accumulate(batch.data.num_rows for batch in self._cache.values())]
 
@@ -136,25 +141,22 @@ class OpenShard:
     def _load(self, index: int) -> _Batch:
         return _Batch(self._batch("tokens", index), self._reader_of("tokens")[1], self._kinds, self._memory)
 
-    def _at(self, i: int) -> tuple[_Batch, int]:
-        if self.compact:
-            batch = self._cache.get(i)
-            if batch is None:
-                self._cache = {}  # its memory is taken again
-                batch = self._cache[i] = self._load(i)
-            return batch, 0
-        if len(self._cache) == 1:
-            return self._cache[0], i
+    def _at(self, i: int) -> tuple[_Batch, int, int]:
+        """The batch that holds row `i`, the batch's number, and the row's number in it."""
         k = bisect.bisect_right(self._starts, i) - 1
-        return self._cache[k], i - self._starts[k]
+        batch = self._cache.get(k)
+        if batch is None:  # compact: one batch is kept, and its memory taken again
+            self._cache = {}
+            batch = self._cache[k] = self._load(k)
+        return batch, k, i - self._starts[k]
 
     def row(self, i: int, *, index: int, writable: bool = False) -> Row:
         """Row `i` of this shard, numbered `index` in its dataset."""
-        batch, at = self._at(i)
+        batch, k, at = self._at(i)
         columns: dict[str, np.ndarray] = {}
         for name in self._plain:
             if self.compact:
-                values = only_row(batch.column(name), self._kinds[name], writable=writable)
+                values = self._unpacked(batch, name, at, writable=writable)
             else:
                 values = batch.values(name).row(at, writable=writable)
             if values is not None:
@@ -163,13 +165,23 @@ class OpenShard:
             spans = batch.column(SPANS)[at].as_py()
             if spans is not None:
                 columns[SPANS] = from_spans(spans, len(columns["token_ids"]))
-        if writable and self.compact:
+        if writable and self.compact and batch.data.num_rows == 1:
             self._cache = {}  # what was unpacked for this row is the caller's now
-        return Row(index, columns, Scalars(self, None if self.compact else batch.data, i, at))
+        return Row(index, columns, Scalars(self, None if self.compact else batch.data, k, at))
 
-    def scalar_batch(self, i: int) -> pa.RecordBatch:
-        """The record batch of row `i`, where each row has one; it holds at least the scalars."""
-        return self._batch("scalars", i)
+    def _unpacked(self, batch: _Batch, name: str, at: int, *, writable: bool) -> np.ndarray | None:
+        values = one_row(batch.column(name), at, self._kinds[name])
+        if values is None:
+            return None
+        if not writable:
+            values.flags.writeable = False
+        return values.copy() if writable and batch.data.num_rows > 1 else values
+
+    def scalar_batch(self, k: int) -> pa.RecordBatch:
+        """Record batch `k` of a compact shard, with its scalars alone; the last one is kept."""
+        if self._scalars[0] != k:
+            self._scalars = k, self._batch("scalars", k)
+        return self._scalars[1]
 
     @cached_property
     def scalar_index(self) -> dict[str, int]:

@@ -57,21 +57,22 @@ class Values:
         return self.flat[start:stop]
 
 
-def only_row(array: pa.LargeListArray, kind: np.dtype[Any], *, writable: bool) -> np.ndarray | None:
-    """The values of a column of one row that was unpacked for this reader, or None where null. As `Values`, in a
-    fraction of the time."""
-    if array.null_count:
+def one_row(array: pa.LargeListArray, i: int, kind: np.dtype[Any]) -> np.ndarray | None:
+    """Row `i` of a column that was unpacked for this reader, or None where null; its memory may be written.
+
+    For one row alone a fraction of what `Values` takes.
+    """
+    if array.null_count and not array[i].is_valid:
         return None
     _, offsets, _, data = array.buffers()
-    start, stop = memoryview(offsets).cast("q")[:2]
+    start, stop = memoryview(offsets).cast("q")[i : i + 2]
     if data is None:
         return np.zeros(0, kind)
     if kind.kind == "b":
-        return np.unpackbits(np.frombuffer(data, np.uint8), bitorder="little")[start:stop].view(np.bool_)
-    values = np.frombuffer(data, kind)[start:stop]
-    if not writable:
-        values.flags.writeable = False
-    return values
+        first = start >> 3
+        bits = np.unpackbits(np.frombuffer(data, np.uint8)[first : (stop + 7) >> 3], bitorder="little")
+        return bits[start - (first << 3) : stop - (first << 3)].view(np.bool_)
+    return np.frombuffer(data, kind)[start:stop]
 
 
 class Memory:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 BATCH_TOKENS = 1 << 19  # tokens that become columns at once: their memory is small enough to be reused
+COMPACT_TOKENS = 1 << 13  # tokens that are compressed together: short rows share what a batch costs
 GATHERED = 1 << 16  # bytes: Arrow writes hundreds of small pieces a batch; larger ones pass through
 
 
@@ -111,7 +112,10 @@ class ShardWriter:
                     extra[name] = values.dtype
                 elif name not in TOKEN_COLUMNS:
                     extra[name] = np.result_type(extra.get(name, values.dtype), values.dtype)
-        return shard_schema(extra, self._metadata, scalars=self._more_scalars)
+        whole = _batches(self._rows, limit=BATCH_TOKENS)
+        pieces = [len(piece) for rows in whole for piece in _batches(rows, limit=COMPACT_TOKENS)]
+        batches = pieces if self._compact else None
+        return shard_schema(extra, self._metadata, scalars=self._more_scalars, batches=batches)
 
     def _write(self) -> None:
         import pyarrow as pa
@@ -127,23 +131,25 @@ class ShardWriter:
                 memory, other = other, memory
                 self._sink.settle(memory.written)
                 batch = _batch(schema, plan, rows, memory)
-                for piece in [batch.slice(i, 1) for i in range(len(rows))] if self._compact else [batch]:
-                    stream.write_batch(piece)
+                start = 0
+                for piece in _batches(rows, limit=COMPACT_TOKENS) if self._compact else [rows]:
+                    stream.write_batch(batch.slice(start, len(piece)))
+                    start += len(piece)
                 memory.written = self._sink.size
         sink.flush()
         sink.detach()
 
 
 def _batches(rows: list[Row], *, limit: int) -> Iterator[list[Row]]:
-    """Runs of rows that become one record batch each: closed when they hold `limit` tokens."""
+    """Runs of rows of at most `limit` tokens together; a longer row stands alone."""
     batch: list[Row] = []
     held = 0
     for row in rows:
-        batch.append(row)
-        held += len(row)
-        if held >= limit:
+        if batch and held + len(row) > limit:
             yield batch
             batch, held = [], 0
+        batch.append(row)
+        held += len(row)
     if batch:
         yield batch
 
