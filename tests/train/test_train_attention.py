@@ -188,6 +188,19 @@ def test_attention_refuses_what_it_would_have_to_ignore(options: dict[str, objec
         attending.segments(nn.Identity(), *parts, None, **({"plan": plan} | options))
 
 
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+def test_flex_attention_takes_float32_queries_beside_half_values_under_autocast() -> None:
+    """As Qwen3's norms leave them; the probe, in float32, would not see the crash."""
+    plan = plan_of(lay_out([np.arange(4), np.arange(6)]))
+    parts = [torch.randn(1, 2, plan.size, 8) for _ in range(3)]
+    with torch.autocast("cpu", dtype=torch.bfloat16), torch.no_grad():
+        mixed = (parts[0], parts[1], parts[2].bfloat16())
+        found, _ = attending.flex(nn.Identity(), *mixed, None, plan=plan)
+        expected, _ = attending.segments(nn.Identity(), *mixed, None, plan=plan)
+    assert found.dtype == torch.bfloat16
+    assert float((found - expected).abs().max()) < 2e-2
+
+
 @pytest.mark.parametrize("options", [{"softcap": 30.0}, {"s_aux": torch.zeros(2)}])
 def test_flex_attention_refuses_what_only_segments_computes(options: dict[str, object]) -> None:
     plan = plan_of(lay_out([np.arange(4)]))

@@ -60,6 +60,8 @@ def save(
     with _alone(world):
         dcp.save({"model": weights, "optimizer": moments}, checkpoint_id=temporary, no_dist=world.size == 1)
     torch.save(torch.get_rng_state(), temporary / f"random-{world.rank}.pt")
+    if world.device.type == "cuda":
+        torch.save(torch.cuda.get_rng_state(world.device), temporary / f"random-cuda-{world.rank}.pt")
     world.wait()
     if world.first:
         (temporary / STATE).write_text(json.dumps(state, indent=1, sort_keys=True) + "\n", encoding="utf-8")
@@ -115,6 +117,9 @@ def load(path: Path, *, module: nn.Module, optimizer: torch.optim.Optimizer, wor
     own = path / f"random-{world.rank}.pt"
     if own.is_file():
         torch.set_rng_state(torch.load(own, weights_only=True))
+    own = path / f"random-cuda-{world.rank}.pt"
+    if own.is_file() and world.device.type == "cuda":
+        torch.cuda.set_rng_state(torch.load(own, weights_only=True), world.device)
 
 
 def _broken(path: Path, why: str) -> TrainError:

@@ -96,7 +96,8 @@ def launched(device: str = "auto") -> Iterator[World]:
         return
     ours = not dist.is_initialized()
     if ours:
-        dist.init_process_group("nccl" if cuda else "gloo", timeout=TIMEOUT)
+        options: dict[str, Any] = {"device_id": chosen} if cuda else {}  # NCCL must not guess the GPU from the rank
+        dist.init_process_group("nccl" if cuda else "gloo", timeout=TIMEOUT, **options)
     try:
         yield World(rank, ranks, chosen)
     finally:

@@ -202,11 +202,15 @@ def _gradients(
     return d_rows, d_weight, d_bias
 
 
+# Before 2.10 addmm wants its first argument in the factors' dtype; then blocks are widened one by one, exact but slow.
+_MIXED_PRODUCT = tuple(int(part) for part in torch.__version__.split(".")[:2]) >= (2, 10)
+
+
 def add_outer_(total: Tensor, z: Tensor, x: Tensor, *, beta: int) -> Tensor:
     """total [V, H] = beta·total + zᵀ·x with z [n, V], x [n, H], accumulated in total's dtype (float32 for halves)."""
     if z.dtype == total.dtype:
         return total.addmm_(z.t(), x, beta=beta)
-    if z.is_cuda:
+    if z.is_cuda and _MIXED_PRODUCT:
         return torch.addmm(total, z.t(), x, beta=beta, out_dtype=total.dtype, out=total)  # pyright: ignore[reportCallIssue]
     wide, step = x.to(total.dtype), 8192
     for s in range(0, total.shape[0], step):
