@@ -158,13 +158,16 @@ class Planner:
                 region = behind(k, len(layout.text), approximate=True)
             if region is None or region.start < at:
                 continue
+            if reading.speakers[k].author is not Author.POLICY:
+                region = region._replace(prefill=-1, prefill_marks=())
             if reply is not None and end != ~k:
                 region, said = self._matched(layout, region, reply)
                 if said:
                     verbatim.add(k)
             regions.append(region)
             at = region.end
-        return BasePlan(layout, regions, frozenset(verbatim))
+        prefilled = [mark for region in regions for mark in region.prefill_marks]
+        return BasePlan(layout.marked(prefilled) if prefilled else layout, regions, frozenset(verbatim))
 
     def _matched(self, layout: Layout, region: Region, reply: Reply) -> tuple[Region, bool]:
         """The region in which the render says what the engine sampled, with or without an empty reasoning block that
@@ -175,6 +178,17 @@ class Planner:
                 return region._replace(start=start), True
             if spoken == layout.text[start : region.stop]:
                 return region._replace(start=start, end=region.stop, stop_id=None), True
+        if region.prefill >= 0 and spoken is not None:
+            return self._matched_unprompted(layout, region, spoken)
+        return region._replace(start=region.prompt_end), False
+
+    def _matched_unprompted(self, layout: Layout, region: Region, spoken: str) -> tuple[Region, bool]:
+        """As _matched, for an engine that was prompted without what the template prefills: the reply says it itself."""
+        for end, stop_id in ((region.end, region.stop_id), (region.stop, None)):
+            if spoken == layout.text[region.prefill : end]:
+                at = region.prefill
+                whole = region._replace(prompt_end=at, start=at, end=end, stop_id=stop_id, approximate=True)
+                return whole._replace(opened=None, prefill=-1, prefill_marks=()), True
         return region._replace(start=region.prompt_end), False
 
     def _judged(self, layout: Layout, region: Region, reply: Reply | None) -> Region:

@@ -94,6 +94,10 @@ def label(layout: Layout, speakers: Sequence[Speaker], regions: Sequence[Region]
             author[index] = people.author[source[index]]
     role = np.where(place >= 0, people.role[place], int(Role.NONE))
     message = np.where(body, people.index[source], np.where(place >= 0, people.index[place], -1))
+    for region in regions:
+        if region.prefill >= 0:  # the prompt has written it: nobody said it
+            prefill = body & (source == region.message) & (starts >= region.prefill) & (starts < region.start)
+            author[prefill], part[prefill] = Author.RENDERER, Part.HEADER
     inside = k >= 0
     own = inside & body & (source == k)
     author = np.where(inside, people.author[k], author)

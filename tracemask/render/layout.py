@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -74,6 +75,13 @@ class Layout:
         for extent in extents:
             if extent.first < 0 and extent.own_first >= 0:
                 extent.first, extent.last = extent.own_first, extent.own_last
+
+    def marked(self, more: Sequence[Mark]) -> Layout:
+        """The same text with further control tokens."""
+        made = copy(self)
+        made.marks = sorted({*self.marks, *more})
+        made.mark_starts = [mark.start for mark in made.marks]
+        return made
 
     def block_end(self, message: int) -> int:
         """Where the next message's block begins, or the end of the text."""

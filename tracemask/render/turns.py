@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import json
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from tracemask.core.errors import RenderError
 from tracemask.core.finding import Finding, Place
-from tracemask.render.control import Control
+from tracemask.render.control import Control, Mark
 from tracemask.render.conversation import Conversation
-from tracemask.render.layout import Layout
-from tracemask.render.parts import empty_reasoning, open_reasoning
+from tracemask.render.layout import Layout, content_text, reasoning_text
+from tracemask.render.parts import REASONING_TAGS, empty_reasoning, open_reasoning
 
 PROBE_REPLY = "tracemask probes this reply"
 MAX_LEARNED = 4096
@@ -22,7 +22,8 @@ MAX_LEARNED = 4096
 class Prompt(NamedTuple):
     """What the template writes before a reply of one kind. text: from the message's block on.
 
-    exact: the prompt is a prefix of the render that follows. known: False where the template refuses to write one.
+    exact: the prompt is a prefix of the render in which the reply is the last message; later renders that drop it
+    (an empty reasoning block) change nothing. known: False where the template refuses to write one.
     tail: what follows the reply's last character while it is the last message; ends: a stop is in it.
     opened: the closer of a reasoning block that the prompt leaves open.
     """
@@ -41,7 +42,8 @@ class Region(NamedTuple):
     prompt_end: where the generation prompt ends; up to `start` follows what the template puts in without anyone
     sampling it: an empty reasoning block, a header that it repeats.
     opened: the closer of a reasoning block that the prompt left open. stopped_early: a stop stands inside.
-    prompted: the whole generation prompt stands before it.
+    prompted: the whole generation prompt stands before it. prefill: where characters of the reply's own message begin
+    that the prompt writes already ("<think>\\n"), else -1; prefill_marks: the template's control tokens among them.
     """
 
     message: int
@@ -54,6 +56,8 @@ class Region(NamedTuple):
     stopped_early: bool
     stop_id: int | None
     prompted: bool = True
+    prefill: int = -1
+    prefill_marks: tuple[Mark, ...] = ()
 
 
 @dataclass
@@ -85,11 +89,12 @@ class Turns:
             start=start,
             stop=stop,
             end=end,
-            approximate=not prompt.exact or repeated or (not fits and len(layout.extents) == k + 1),
+            approximate=repeated or not (fits or (prompt.exact and k + 1 < len(layout.extents))),
             opened=prompt.opened if fits else None,
             stopped_early=first < last and any(mark.id in self.stops for mark in layout.marks[first:last]),
             stop_id=stop_id,
             prompted=fits,
+            **self._prefill(layout, extent.own_first, prompt_end),
         )
         if k + 1 < len(layout.extents) and (region.stopped_early or layout.interrupted(k)):
             return self._judged_in_own(conversation, layout, region, cut_short)
@@ -114,6 +119,14 @@ class Turns:
         return region._replace(stop=stop, end=end, stop_id=stop_id, stopped_early=own.stopped_early)
 
     # ------------------------------------------------------------------ start
+
+    def _prefill(self, layout: Layout, own_first: int, prompt_end: int) -> dict[str, Any]:
+        """Fields of a region whose generation prompt ends inside the message's own text."""
+        if not 0 <= own_first < prompt_end:
+            return {}
+        found = self.control.pattern.finditer(layout.text, own_first, prompt_end) if self.control.pattern else ()
+        marks = tuple(Mark(match.start(), match.end(), self.control.id_of[match[0]]) for match in found)
+        return {"prefill": own_first, "prefill_marks": marks}
 
     def _inserted(self, conversation: Conversation, text: str, start: int, end: int) -> tuple[int, bool]:
         """(where literals that nobody sampled end, a reply's header is among them)."""
@@ -161,8 +174,7 @@ class Turns:
         tail = own.text[after : extent.last]
         ends = any(mark.id in self.stops for mark in own.marks[bisect_left(own.mark_starts, after) :])
         if own.text.startswith(context):
-            inside = extent.own_first < 0 or extent.own_first >= len(context)
-            return Prompt(context[start:], exact=inside, tail=tail, ends=ends)
+            return Prompt(context[start:], exact=True, tail=tail, ends=ends)
         if context.startswith(own.text[:start]):
             return Prompt(context[start:], exact=False, tail=tail, ends=ends)
         before = conversation.layout(k).text
@@ -177,7 +189,7 @@ class Turns:
         if not prompt.known:
             return (self._boundary_before(layout, extent.first, own), False)
         at = extent.first
-        if text.startswith(prompt.text, at) and at + len(prompt.text) <= own:
+        if text.startswith(prompt.text, at):
             return at + len(prompt.text), True
         shared = _common_prefix(prompt.text, text[at : at + len(prompt.text)])
         shared = min(shared, max(own - at, 0))
@@ -276,15 +288,34 @@ def finding(code: str, message: str, turn: int, **data: object) -> Finding:
 
 def _kind(conversation: Conversation, k: int) -> tuple[object, ...]:
     message = conversation.chat[k]
+    content = message.get("content")
+    text = content_text(content)
     return (
         conversation.kind,
         conversation.chat[k - 1].get("role") if k else None,
         min(k, 2),
-        bool(message.get("reasoning_content") or message.get("reasoning") or message.get("thinking")),
-        bool(message.get("tool_calls")),
-        bool(message.get("content")),
+        type(content),
+        bool(text),
+        bool(text.strip()),
+        tuple(tag in text for pair in REASONING_TAGS for tag in pair) if "<" in text or "[" in text else (),
+        bool(reasoning_text(message)),
+        bool(reasoning_text(message).strip()),
+        _ending(message.get("tool_calls")),
         _caller_spoke(conversation, k),
     )
+
+
+def _ending(calls: Sequence[Mapping[str, Any]] | None) -> tuple[object, ...]:
+    """What the last call ends with: templates spell a string, a number and a flag each in their own manner."""
+    if not calls:
+        return ()
+    function = calls[-1].get("function") or calls[-1]
+    last: Any = function.get("arguments")
+    kinds: list[object] = [type(last)]
+    while isinstance(last, Mapping | list) and last:
+        last = last[next(reversed(last))] if isinstance(last, Mapping) else last[-1]
+        kinds.append(type(last))
+    return (*kinds, bool(last))
 
 
 def _caller_spoke(conversation: Conversation, k: int) -> bool:

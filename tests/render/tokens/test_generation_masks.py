@@ -30,6 +30,7 @@ REASONS: tuple[tuple[str, str, str], ...] = (
     ("theirs", r"\n", "theirs trains the newline after the stop or the header, which the template writes"),
     ("theirs", HEADER, "theirs trains the header, which is the generation prompt"),
     ("theirs", r"<think>\n?", "theirs trains the opener that the generation prompt prefills"),
+    ("theirs", r"<｜Assistant｜><think>\n", "theirs trains the header and the opener, which are the generation prompt"),
     (
         "theirs",
         r"\n?<think>(?:\n\n)?</think>(?:\n|\n\n)?",
