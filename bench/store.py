@@ -1,19 +1,19 @@
 """How fast shards are written, opened, read and verified, beside others in the same run. `python bench/store.py`.
 
 Contenders: Hugging Face datasets (torch and numpy format) and, where installed, MosaicML streaming and litdata; limits:
-pyarrow writing ready arrays, a cast in memory, sha256. Interleaved, medians over --repeats; reading in CPU seconds, so
-that ratios do not depend on what else the machine does, writing in seconds. Run with OMP_NUM_THREADS=1.
+pyarrow writing ready arrays, a cast in memory, sha256. Interleaved, medians over --repeats. Reading is in processor
+seconds, so that ratios do not depend on what else the machine does; writing in both, because threads that write, hash
+and sync beside each other need a second free core. Run with OMP_NUM_THREADS=1.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import hashlib
-import importlib.util
 import json
 import os
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -21,91 +21,36 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from store_contenders import COLUMNS, PEERS, hugging_face, made_rows, peers, text_rows
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT / "tests" / "store"))
-
-COLUMNS = ["token_ids", "sampled", "logprob"]  # what a loader needs of a row
 Contender = Callable[[], Any]
+CLOCKS: dict[str, Callable[[], float]] = {"wall": time.perf_counter, "processor": time.process_time}
 
 
-def made_rows(n: int, length: int) -> list:
-    """`n` rows of `length` tokens like an agent's: turns of some 200 tokens, frequent ids, a fifth of them sampled."""
-    from store_rows import sample, trace
-
-    from tracemask.core.vocab import Author, Part, Role
-    from tracemask.store.rows import of_sample
-
-    out = []
-    for i in range(n):
-        rng = np.random.default_rng(i)
-        turn = np.cumsum(rng.random(length) < 1 / 200).astype(np.int32)
-        sampled = turn % 5 == 2
-        columns = {
-            "token_ids": np.minimum(rng.zipf(1.3, length), 151_668).astype(np.int32),
-            "author": np.where(sampled, Author.POLICY, Author.ENVIRONMENT).astype(np.uint8),
-            "role": np.where(sampled, Role.ASSISTANT, Role.TOOL).astype(np.uint8),
-            "part": np.where(sampled, Part.CONTENT, Part.TOOL_OUTPUT).astype(np.uint8),
-            "message": turn,
-            "sampled": sampled,
-            "logprob": np.where(sampled, -rng.exponential(size=length), np.nan).astype(np.float32),
-        }
-        made = sample(f"t{i}", length, **columns)
-        out.append(of_sample(made, trace(f"t{i}", group_id=f"g{i // 8}", reward=1.0), index=i))
-    return out
-
-
-def race(contenders: dict[str, Contender], repeats: int, clock: Callable[[], float]) -> dict[str, float]:
-    """Median seconds of each contender by `clock`, taken in turn after one warm-up."""
-    times: dict[str, list[float]] = {name: [] for name in contenders}
+def race(contenders: dict[str, Contender], repeats: int, *clocks: str) -> dict[str, dict[str, float]]:
+    """Per clock, the median seconds of each contender, taken in turn after one warm-up."""
+    taken: dict[str, dict[str, list[float]]] = {clock: {name: [] for name in contenders} for clock in clocks}
     for turn in range(repeats + 1):
         for name, run in contenders.items():
-            start = clock()
+            starts = [CLOCKS[clock]() for clock in clocks]
             run()
-            if turn:
-                times[name].append(clock() - start)
-    return {name: statistics.median(found) for name, found in times.items()}
+            for clock, start in zip(clocks, starts, strict=True):
+                if turn:
+                    taken[clock][name].append(CLOCKS[clock]() - start)
+    return {clock: {name: statistics.median(found) for name, found in times.items()} for clock, times in taken.items()}
 
 
-def hugging_face(rows: list, folder: Path) -> Any:
-    """The rows as a datasets folder on disk, opened again."""
-    import datasets
+def each(run: Callable[[int], Any], order: list[int]) -> Contender:
+    """Runs through `order`; what it gives is dropped, as a loader drops it."""
 
-    datasets.disable_progress_bars()
-    path = str(folder / "hf")
-    datasets.Dataset.from_dict({name: [row[name] for row in rows] for name in COLUMNS}).save_to_disk(path)
-    return datasets.load_from_disk(path)
+    def contender() -> None:
+        for i in order:
+            run(i)
 
-
-def mosaic(rows: list, folder: Path) -> Any:
-    """The rows as a MosaicML streaming folder (raw bytes a column), opened again."""
-    from streaming import LocalDataset, MDSWriter
-
-    columns = {"token_ids": "ndarray:int32", "sampled": "ndarray:uint8", "logprob": "ndarray:float32"}
-    with MDSWriter(out=str(folder / "mds"), columns=columns) as writer:
-        for row in rows:
-            writer.write(
-                {"token_ids": row["token_ids"], "sampled": row["sampled"].view(np.uint8), "logprob": row["logprob"]}
-            )
-    return LocalDataset(str(folder / "mds"))
+    return contender
 
 
-def lightning(rows: list, folder: Path) -> Any:
-    """The rows as a litdata folder (tensors), opened again."""
-    import torch
-    from litdata import StreamingDataset
-    from litdata.streaming.cache import Cache
-
-    path = str(folder / "lit")
-    cache = Cache(path, chunk_bytes="64MB")
-    for i, row in enumerate(rows):
-        cache[i] = {name: torch.from_numpy(row[name].copy()) for name in COLUMNS}
-    cache.done()
-    cache.merge()
-    return StreamingDataset(path)
-
-
-def random_rows(rows: list, folder: Path, opened: dict[str, Any], repeats: int) -> dict[str, float]:
+def random_rows(rows: list, opened: dict[str, Any], repeats: int) -> dict[str, float]:
     """Microseconds from a row number to torch tensors of COLUMNS."""
     import torch
 
@@ -114,23 +59,22 @@ def random_rows(rows: list, folder: Path, opened: dict[str, Any], repeats: int) 
     order = np.random.default_rng(0).permutation(len(rows)).tolist()
     hf, fast, compact = opened["hf"], opened["fast"], opened["compact"]
     torch_format = hf.with_format("torch")
-    contenders: dict[str, Contender] = {
-        "tracemask fast": lambda: [tensors(fast, i) for i in order],
-        "tracemask compact": lambda: [tensors(compact, i) for i in order],
-        "datasets torch": lambda: [torch_format[i] for i in order],
-        "datasets numpy → torch": lambda: [
-            {name: torch.from_numpy(np.asarray(values)) for name, values in row.items()}
-            for row in (opened["hf_numpy"][i] for i in order)
-        ],
+
+    def from_numpy(row: dict[str, Any]) -> dict[str, Any]:
+        return {name: torch.from_numpy(np.asarray(values)) for name, values in row.items()}
+
+    runs: dict[str, Callable[[int], Any]] = {
+        "tracemask fast": lambda i: tensors(fast, i),
+        "tracemask compact": lambda i: tensors(compact, i),
+        "datasets torch": lambda i: torch_format[i],
+        "datasets numpy → torch": lambda i: from_numpy(opened["hf_numpy"][i]),
     }
     if "mds" in opened:
-        mds = opened["mds"]
-        contenders["streaming"] = lambda: [
-            {name: torch.from_numpy(values) for name, values in mds[i].items()} for i in order
-        ]
+        runs["streaming"] = lambda i: from_numpy(opened["mds"][i])
     if "lit" in opened:
-        contenders["litdata"] = lambda: [opened["lit"][i] for i in order]
-    return {name: seconds / len(order) * 1e6 for name, seconds in race(contenders, repeats, time.process_time).items()}
+        runs["litdata"] = lambda i: opened["lit"][i]
+    found = race({name: each(run, order) for name, run in runs.items()}, repeats, "processor")["processor"]
+    return {name: seconds / len(order) * 1e6 for name, seconds in found.items()}
 
 
 def epoch(rows: list, opened: dict[str, Any], repeats: int) -> dict[str, float]:
@@ -159,11 +103,15 @@ def epoch(rows: list, opened: dict[str, Any], repeats: int) -> dict[str, float]:
         contenders["streaming"] = lambda: [opened["mds"][i]["token_ids"].astype(np.int64) for i in order]
     if "lit" in opened:
         contenders["litdata"] = lambda: [opened["lit"][i]["token_ids"].long() for i in order]
-    return {name: tokens / seconds / 1e6 for name, seconds in race(contenders, repeats, time.process_time).items()}
+    found = race(contenders, repeats, "processor")["processor"]
+    return {name: tokens / seconds / 1e6 for name, seconds in found.items()}
 
 
-def writing(rows: list, folder: Path, repeats: int) -> dict[str, float]:
-    """Megabytes a second of one shard: ours with hash, sync and receipt, and pyarrow from arrays that are ready."""
+def writing(rows: list, folder: Path, repeats: int) -> dict[str, dict[str, float]]:
+    """Megabytes a second of one shard: ours with hash, sync and receipt, and pyarrow from arrays that are ready.
+
+    Megabytes are those of the uncompressed shard for every contender.
+    """
     import pyarrow as pa
 
     from tracemask.store.schema import make_metadata
@@ -197,7 +145,8 @@ def writing(rows: list, folder: Path, repeats: int) -> dict[str, float]:
         "pyarrow, ready arrays, fsync": lambda: pyarrow(sync=True),
         "pyarrow, ready arrays": lambda: pyarrow(sync=False),
     }
-    return {name: size / seconds / 1e6 for name, seconds in race(contenders, repeats, time.perf_counter).items()}
+    found = race(contenders, repeats, "wall", "processor")
+    return {clock: {name: size / seconds / 1e6 for name, seconds in times.items()} for clock, times in found.items()}
 
 
 def verifying(path: Path, repeats: int) -> dict[str, float]:
@@ -206,11 +155,11 @@ def verifying(path: Path, repeats: int) -> dict[str, float]:
 
     size = sum(file.stat().st_size for file in path.iterdir())
     data = os.urandom(min(size, 64 << 20))
-    found = race(
-        {"verify": lambda: verify(str(path)), "sha256": lambda: hashlib.sha256(data).digest()},
-        repeats,
-        time.process_time,
-    )
+    contenders: dict[str, Contender] = {
+        "verify": lambda: verify(str(path)),
+        "sha256": lambda: hashlib.sha256(data).digest(),
+    }
+    found = race(contenders, repeats, "processor")["processor"]
     return {"verify": size / found["verify"] / 1e9, "sha256 in memory": len(data) / found["sha256"] / 1e9}
 
 
@@ -234,6 +183,29 @@ def resuming(n: int) -> dict[str, float]:
     return {"resume ms": (first - start) * 1e3, "position us": (time.perf_counter() - first) / taken * 1e6}
 
 
+def bytes_per_token(rows: list, folder: Path) -> dict[str, float]:
+    """What a token takes on disk in either profile."""
+    from tracemask.store.commit import write_dataset
+    from tracemask.store.schema import make_metadata
+
+    tokens = sum(map(len, rows))
+    out = {}
+    for profile in ("fast", "compact"):
+        write_dataset(str(folder / profile), rows, metadata=make_metadata(profile=profile), rows_per_shard=64)
+        out[profile] = sum(file.stat().st_size for file in (folder / profile).glob("*.arrow")) / tokens
+    return out
+
+
+def machine() -> dict[str, Any]:
+    from importlib.metadata import PackageNotFoundError, version
+
+    versions = {}
+    for name in ("pyarrow", "numpy", "torch", "datasets", *(package for _, package in PEERS.values())):
+        with contextlib.suppress(PackageNotFoundError):
+            versions[name] = version(name)
+    return {"cores": os.cpu_count(), "load": round(os.getloadavg()[0], 1), **versions}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rows", type=int, default=256)
@@ -241,36 +213,32 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
-    from tracemask.store.commit import write_dataset
     from tracemask.store.reader import open_dataset
-    from tracemask.store.schema import make_metadata
 
     rows = made_rows(options.rows, options.length)
-    tokens = sum(len(row) for row in rows)
+    missing: dict[str, str] = {}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         opened: dict[str, Any] = {"hf": hugging_face(rows, folder)}
         opened["hf_numpy"] = opened["hf"].with_format("numpy")
+        opened |= peers(rows, folder, missing)
+        size = {"random log-probs, Zipf ids": bytes_per_token(rows, folder)}
+        size["prose and code"] = bytes_per_token(text_rows(rows), folder / "text")
         for profile in ("fast", "compact"):
-            path = folder / profile
-            write_dataset(str(path), rows, metadata=make_metadata(profile=profile), rows_per_shard=64)
-            opened[profile] = open_dataset(path, columns=COLUMNS)
-            opened[f"{profile}_ids"] = open_dataset(path, columns=["token_ids"])
-        if importlib.util.find_spec("streaming"):
-            opened["mds"] = mosaic(rows, folder)
-        if importlib.util.find_spec("litdata"):
-            opened["lit"] = lightning(rows, folder)
-        size = {p: sum(f.stat().st_size for f in (folder / p).glob("*.arrow")) / tokens for p in ("fast", "compact")}
+            opened[profile] = open_dataset(folder / profile, columns=COLUMNS)
+            opened[f"{profile}_ids"] = open_dataset(folder / profile, columns=["token_ids"])
         (folder / "write").mkdir()
         found = {
+            "machine": machine(),
             "rows": options.rows,
             "tokens per row": options.length,
             "bytes per token": size,
-            "random row, us": random_rows(rows, folder, opened, options.repeats),
+            "random row, us": random_rows(rows, opened, options.repeats),
             "shuffled epoch, Mtok/s": epoch(rows, opened, options.repeats),
             "write, MB/s": writing(rows, folder / "write", options.repeats),
             "verify, GB/s": verifying(folder / "fast", options.repeats),
             "resume in 10^7 rows": resuming(10_000_000),
+            "not measured": missing,
         }
     text = json.dumps(found, indent=1, ensure_ascii=False)
     print(text)
