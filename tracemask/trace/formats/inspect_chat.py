@@ -73,12 +73,15 @@ class Chat:
                 scoring.add(str(event.get("id")))
             elif kind == "compaction":
                 compaction = str(event.get("type") or "summary")
-            elif kind == "model" and str(event.get("span_id")) not in scoring:
+            elif kind == "model":
+                self.context.familiar(event.get("input"), MESSAGE_SHAPE, "events[].input")
+                self.context.familiar(event.get("output"), OUTPUT_SHAPE, "events[].output")
+                if str(event.get("span_id")) in scoring:
+                    continue
                 model, role = event.get("model"), event.get("role")
                 if (self.model is not None and model != self.model) or role not in (None, "default"):
                     self.context.notes[f"calls of another model or role ({role or model}) are not the policy's"] += 1
                     continue
-                self.context.familiar(event.get("output"), OUTPUT_SHAPE, "events[].output")
                 reply = self._reply(event, index)
                 if reply is not None:
                     tools = event.take_list("tools")
@@ -90,7 +93,6 @@ class Chat:
         raw = event.take_list("input") or []
         if refs:
             raw = [message for start, end in refs for message in pool[start:end]]
-        self.context.familiar(raw, MESSAGE_SHAPE, "events[].input")
         prompt = self.messages(raw, event.at("input"))
         for position, message in enumerate(prompt):
             message.id = f"e{index}.{position}"

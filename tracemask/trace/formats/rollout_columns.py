@@ -72,7 +72,10 @@ def total(raw: Any, where: str) -> float | None:
     values = cast("list[Any]", raw) if isinstance(raw, list) else [raw]
     if not all(isinstance(value, int | float) and not isinstance(value, bool) for value in values):
         raise TraceError("TM911", where=where, what="expected a number or a list of numbers")
-    return float(sum(values))
+    try:
+        return float(sum(values))
+    except OverflowError:
+        raise TraceError("TM911", where=where, what="a number is beyond the range of floats") from None
 
 
 def _sized(raw: Any, count: int, where: str) -> list[Any]:

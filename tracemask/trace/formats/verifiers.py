@@ -92,7 +92,9 @@ def _v1_trace(row: Fields, context: Context, shared: dict[str, Any]) -> Trace:
     messages = _messages(nodes, calls)
     tree = Tree()
     tree.messages = messages
-    tools = _link(tree, nodes)
+    links = _links(nodes)
+    for index, kind, source in links:
+        tree.link(_EDGES.get(kind, "continuation"), f"n{source}", f"n{index}", trigger=kind or None)
     stop = row.take_str("stop_condition")
     last = next((call for call in reversed(list(calls.values())) if call.get("error") is None), {})
     trainable = agent.take_bool("trainable")
@@ -101,7 +103,8 @@ def _v1_trace(row: Fields, context: Context, shared: dict[str, Any]) -> Trace:
     version = row.take("version")
     given = row.take_dict("rewards") or {}
     rewards = {name: reward_of(row, name, part) for name, part in given.items() if part is not None}
-    schemas = row.take_list("tools") or tools
+    declared = [node.take_list("tools") for node in nodes]
+    schemas = row.take_list("tools") or next((tools for tools in reversed(declared) if tools), None)
     trace = tree.trace(
         id=row.take_id("id") or context.default_id(),
         task_id=key,
@@ -116,7 +119,7 @@ def _v1_trace(row: Fields, context: Context, shared: dict[str, Any]) -> Trace:
         source=Source(format="verifiers", version=str(version or 1)),
         extra=row.rest() | {"agent": agent.get("name") or "agent"} | ({"episode": shared["episode"]} if shared else {}),
     )
-    _set_aside(trace, nodes)
+    _set_aside(trace, links)
     for message, node in zip(trace.messages, nodes, strict=True):
         keep(message, {key: value for key, value in node.rest().items() if value != []})
     return trace
@@ -208,18 +211,17 @@ def _sampling(call: dict[str, Any]) -> dict[str, Any]:
     return {name: sampling.get(name) for name in ("temperature", "top_p", "top_k") if sampling.get(name) is not None}
 
 
-def _link(tree: Tree, nodes: list[Fields]) -> list[Any]:
-    """Edges from semantic parents; the tools of the last root that declares any."""
-    tools: list[Any] = []
+def _links(nodes: list[Fields]) -> list[tuple[int, str, int]]:
+    """(node, kind, the node it comes of) of every semantic parent. Raises TraceError TM110, TM911."""
+    found: list[tuple[int, str, int]] = []
     for index, node in enumerate(nodes):
-        tools = node.take_list("tools") or tools
-        for position, raw in enumerate(node.get("semantic_parents") or []):
+        for position, raw in enumerate(node.take_list("semantic_parents") or []):
             link = Fields(raw, node.at(f"semantic_parents[{position}]"))
             kind, source = link.take_str("type") or "", link.take_int("node")
             if source is None or not 0 <= source < len(nodes):
                 raise link.error("node", f"{source} is no node of this trace", code="TM110")
-            tree.link(_EDGES.get(kind, "continuation"), f"n{source}", f"n{index}", trigger=kind or None)
-    return tools
+            found.append((index, kind, source))
+    return found
 
 
 def _cut(messages: list[Message]) -> bool:
@@ -227,17 +229,12 @@ def _cut(messages: list[Message]) -> bool:
     return last is not None and last.cut_short
 
 
-def _set_aside(trace: Trace, nodes: list[Fields]) -> None:
+def _set_aside(trace: Trace, links: list[tuple[int, str, int]]) -> None:
     """A compaction attempt that the harness did not resume from is a dangling reply: kept, never trained."""
-    accepted, attempts = set[int](), set[int]()
-    for index, node in enumerate(nodes):
-        for link in node.take("semantic_parents") or []:
-            if link.get("type") == "compaction":
-                accepted.add(link["node"])
-            elif link.get("type") == "compaction_attempt":
-                attempts.add(index)
+    accepted = {source for _, kind, source in links if kind == "compaction"}
+    attempts = {index for index, kind, _ in links if kind == "compaction_attempt"}
     parents = set(trace.parents().values())
-    for index in attempts - accepted:
+    for index in sorted(attempts - accepted):
         if f"n{index}" not in parents:
             trace.messages[index].copied = True
 
