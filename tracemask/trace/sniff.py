@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import zipfile
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -12,6 +11,7 @@ from tracemask.core.errors import TraceError, TracemaskError, UsageError
 from tracemask.trace.files import InputFile, Layout
 from tracemask.trace.formats import FORMATS, Head
 from tracemask.trace.inputs import records
+from tracemask.trace.streams import open_archive
 
 _LOOK_AT = 8
 
@@ -69,11 +69,8 @@ def sniff(file: InputFile) -> InputFile:
 
 def _head(file: InputFile) -> Head:
     if file.layout is Layout.ARCHIVE:
-        try:
-            with zipfile.ZipFile(file.path) as archive:
-                return Head(file.rel, file.layout, [], tuple(archive.namelist()))
-        except (zipfile.BadZipFile, OSError) as error:
-            raise TraceError("TM912", where=file.rel, what=f"not a zip: {error}") from None
+        with open_archive(file.path, file.rel) as archive:
+            return Head(file.rel, file.layout, [], tuple(archive.namelist()))
     if file.layout is Layout.FOLDER:
         names = sorted(path.name for path in Path(file.path).iterdir() if path.suffix == ".json")
         return Head(file.rel, file.layout, [], tuple(names))

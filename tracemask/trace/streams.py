@@ -8,9 +8,12 @@ from __future__ import annotations
 import io
 import zlib
 from collections.abc import Callable, Iterator
-from typing import IO, Any, cast
+from typing import IO, TYPE_CHECKING, Any, cast
 
 from tracemask.core.errors import TraceError, UsageError
+
+if TYPE_CHECKING:
+    from zipfile import ZipFile
 
 _BUFFER = 1 << 20
 _BOM = b"\xef\xbb\xbf"
@@ -48,6 +51,16 @@ def open_bytes(path: str) -> IO[bytes]:
         return open(path, "rb", buffering=_BUFFER)
     except OSError as error:
         raise UsageError("TM901", where=path, what=error.strerror or str(error)) from None
+
+
+def open_archive(path: str, rel: str) -> ZipFile:
+    """A zip for reading. Raises TraceError TM910 where its directory cannot be read."""
+    import zipfile
+
+    try:
+        return zipfile.ZipFile(path)
+    except (zipfile.BadZipFile, NotImplementedError, OSError, ValueError) as error:
+        raise damaged(rel, error) from None
 
 
 def lines_of(

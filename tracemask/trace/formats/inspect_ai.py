@@ -17,6 +17,7 @@ from tracemask.trace.formats.inspect_chat import MESSAGE_SHAPE, OUTPUT_SHAPE, Ch
 from tracemask.trace.model import Reward, Source, Trace
 from tracemask.trace.parse import loads, replace_surrogates
 from tracemask.trace.shape import known
+from tracemask.trace.streams import open_archive
 from tracemask.trace.tree import Tree
 
 _ZSTD = 93
@@ -37,8 +38,8 @@ def read(value: Any, context: Context) -> Iterable[Trace]:
     """One archive, one trace a sample and epoch, samples in order of their names."""
     if context.file.layout is not Layout.ARCHIVE or value != context.file.path:
         raise TraceError("TM911", what="expected an .eval archive", fix="Inspect's .json logs: `inspect log convert`")
-    with zipfile.ZipFile(context.file.path) as archive:
-        names = [name for name in archive.namelist() if name.startswith("samples/") and name.endswith(".json")]
+    with open_archive(context.file.path, context.file.rel) as archive:
+        names = {name for name in archive.namelist() if name.startswith("samples/") and name.endswith(".json")}
         start = "header.json" if "header.json" in archive.namelist() else "_journal/start.json"
         header = _load(archive, start, context)
         evaluation = header.get("eval") if isinstance(header.get("eval"), dict) else {}
@@ -53,7 +54,7 @@ def _load(archive: zipfile.ZipFile, name: str, context: Context) -> dict[str, An
     try:
         with _open(archive, name) as member:
             value, replaced = replace_surrogates(loads(member.read()))
-    except (ValueError, OSError, zipfile.BadZipFile, NotImplementedError) as error:
+    except Exception as error:  # what the decompressors raise has no common name
         raise TraceError("TM910", where=f"{context.file.rel}:{name}", what=f"unreadable member: {error}") from None
     for path in replaced:
         context.findings.append(

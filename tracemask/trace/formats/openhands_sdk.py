@@ -7,7 +7,7 @@ from typing import Any, cast
 from tracemask.trace.chat import CALL_SHAPE, CHAT_SHAPE, arguments_of
 from tracemask.trace.fields import Fields
 from tracemask.trace.formats.openhands_view import View
-from tracemask.trace.model import AuthorName, Block, Message, Reasoning, Sampled, Text, ToolCall, ToolResult
+from tracemask.trace.model import AuthorName, Block, Message, Reasoning, Text, ToolCall, ToolResult
 from tracemask.trace.parts import content_blocks
 from tracemask.trace.responses import reasoning_block
 from tracemask.trace.sampled import build_sampled, ids_from
@@ -47,7 +47,6 @@ class Sdk:
 
     def __init__(self, view: View) -> None:
         self.view = view
-        self.waiting: Sampled | None = None  # ids that came before the reply they belong to
 
     def event(self, event: Fields, name: str) -> None:
         """One event; kinds that the model does not see are noted."""
@@ -93,7 +92,6 @@ class Sdk:
             message.blocks = [*(thoughts or message.blocks[: len(message.blocks) - len(spoken)]), *spoken]
         self._extend(message.blocks, event, "harness")
         self.view.append(name, message)
-        self._claim(message)
 
     def _action(self, event: Fields, name: str) -> None:
         """An action joins the reply of its llm response: parallel calls are one message."""
@@ -108,7 +106,6 @@ class Sdk:
         message = Message(id=name, role="assistant", author="policy", blocks=blocks)
         self.view.append(name, message)
         self.view.group = response
-        self._claim(message)
 
     def _observation(self, event: Fields, name: str, kind: str) -> None:
         """What the model was told of a call: the tool's content, the scaffold's error, or a rejection."""
@@ -135,8 +132,8 @@ class Sdk:
             blocks.append(block)
 
     def _tokens(self, event: Fields) -> None:
-        """The engine's ids of the last reply, or, where that has its own, of the next."""
-        self.waiting = build_sampled(
+        """The engine's ids of the last reply: the SDK writes them after its message or its actions."""
+        sampled = build_sampled(
             {
                 "token_ids": ids_from(event.take("response_token_ids"), event.at("response_token_ids")),
                 "prompt_ids": ids_from(event.take("prompt_token_ids"), event.at("prompt_token_ids")),
@@ -145,11 +142,9 @@ class Sdk:
         )
         last = self.view.last_reply()
         if last is not None and last.sampled is None and last.from_policy:
-            self._claim(last)
-
-    def _claim(self, message: Message) -> None:
-        if message.from_policy and self.waiting is not None:
-            message.sampled, self.waiting = self.waiting, None
+            last.sampled = sampled
+        else:
+            self.view.context.notes["token ids of a reply that is not in this log"] += 1
 
 
 def _call(event: Fields) -> ToolCall:
