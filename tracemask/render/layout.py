@@ -22,7 +22,8 @@ _TAGS = re.compile("|".join(re.escape(tag) for pair in REASONING_TAGS for tag in
 class Extent:
     """One message's place: [first, last) of what its loop iteration wrote, [own_first, own_last) of its own text there.
 
-    characters: rendered characters of content, reasoning and tool calls, wherever they stand. -1: nowhere.
+    characters: rendered characters of content, reasoning and tool calls, wherever they stand; calls: those of calls by
+    (number of the call, "function", "name" or "arguments"), shorter where one stretch spells more. -1: nowhere.
     """
 
     first: int = -1
@@ -30,6 +31,7 @@ class Extent:
     own_first: int = -1
     own_last: int = -1
     characters: dict[Origin, int] = field(default_factory=dict)
+    calls: dict[tuple[str | int, ...], int] = field(default_factory=dict)
 
 
 class Layout:
@@ -52,7 +54,7 @@ class Layout:
         extents, starts, sources = self.extents, self._body_starts, self._body_sources
         closed: set[int] = set()
         speaking = -1
-        for start, end, message, source, origin, _field, _coarse in self.rendered.spans:
+        for start, end, message, source, origin, path, _coarse in self.rendered.spans:
             if message >= 0:
                 extent = extents[message]
                 if extent.first < 0:
@@ -68,6 +70,8 @@ class Layout:
                 sources.append(source)
                 extent = extents[source]
                 extent.characters[origin] = extent.characters.get(origin, 0) + end - start
+                if origin is Origin.TOOL_CALL:
+                    extent.calls[path[1:4]] = extent.calls.get(path[1:4], 0) + end - start
                 if message == source or message == -1:
                     if extent.own_first < 0:
                         extent.own_first = start
@@ -134,8 +138,8 @@ def missing_fields(layout: Layout, message: int, chat: Mapping[str, Any]) -> lis
         reasoning
     ):
         lost.append(Origin.REASONING)
-    calls = chat.get("tool_calls") or []
-    if have.get(Origin.TOOL_CALL, 0) < sum(_call_floor(call) for call in calls):
+    shown = layout.extents[message].calls
+    if any(_call_lost(shown, index, call) for index, call in enumerate(chat.get("tool_calls") or ())):
         lost.append(Origin.TOOL_CALL)
     return lost
 
@@ -161,8 +165,21 @@ def _visible(text: str) -> int:
     return sum(map(len, _TAGS.sub("", text).split())) if "<" in text or "[" in text else sum(map(len, text.split()))
 
 
-def _call_floor(call: Mapping[str, Any]) -> int:
-    """Characters that any faithful spelling of a call has at least."""
-    function = call.get("function") or call
-    arguments = function.get("arguments")
-    return len(function.get("name") or "") + (2 if arguments else 0)
+def _call_lost(shown: Mapping[tuple[str | int, ...], int], index: int, call: Mapping[str, Any]) -> bool:
+    """Fewer characters of a call's name or of its arguments are there than any faithful spelling has."""
+    function = call.get("function")
+    at = (index,) if function is None else (index, "function")
+    whole = sum(shown.get(at[:depth], 0) for depth in range(len(at) + 1))
+    inner = call if function is None else function
+    have_name = whole + shown.get((*at, "name"), 0)
+    have = whole + sum(count for path, count in shown.items() if path[: len(at) + 1] == (*at, "arguments"))
+    return have_name < len(inner.get("name") or "") or have < _least(inner.get("arguments"))
+
+
+def _least(value: Any) -> int:
+    """Characters of a JSON value that every spelling shows: of keys and strings what is no white space."""
+    if isinstance(value, str):
+        return _visible(value) if value.strip() != "{}" else 0
+    if isinstance(value, Mapping):
+        return sum(_visible(key) + _least(item) for key, item in value.items())
+    return sum(map(_least, value)) if isinstance(value, list | tuple) else 0
