@@ -114,12 +114,12 @@ class Block:
         """One scalar of every row; None where absent."""
         return [row.scalars.get(name) for row in self.rows]
 
-    def spans(self, flags: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Starts and ends (flat, half-open) of the maximal runs of True inside rows."""
+    def spans(self, flags: np.ndarray, edges: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
+        """Starts and ends (flat, half-open) of the maximal runs of True inside rows, cut at `edges` too."""
         edge = np.empty(len(flags) + 1, dtype=bool)
         edge[0] = edge[-1] = True
         edge[1:-1] = flags[1:] != flags[:-1]
-        edge[self.offsets] = True
+        edge[self.offsets if edges is None else edges] = True
         cuts = np.flatnonzero(edge)
         starts, ends = cuts[:-1], cuts[1:]
         on = flags[starts] if len(flags) else np.zeros(0, dtype=bool)

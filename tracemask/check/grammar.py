@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
 from tracemask.check.lens import Lens
@@ -13,7 +14,6 @@ from tracemask.render.parts import empty_reasoning
 
 # A probe's contents: words that no template writes or alters.
 _SYSTEM, _USER, _REPLY, _AGAIN, _LAST, _RESULT = "Zyqsa", "Zyqub", "Zyqrc", "Zyqud", "Zyqle", "Zyqtf"
-_CALL = {"id": "call00001", "type": "function", "function": {"name": "zyq", "arguments": {"zyq": 1}}}
 
 Render = Callable[[list[dict[str, Any]], bool], str | None]
 
@@ -79,11 +79,12 @@ def learn(lens: Lens, render: Render) -> Grammar | None:
     if rest:
         openers.append(_opener(lens, Role.USER, rest))
     taken = {opener.ids for opener in openers}
-    openers += [each for each in _more_openers(lens, render, {one.ids[0] for one in openers}) if each.ids not in taken]
+    stops: frozenset[int] = lens.stops | (set() if stop is None else {stop})
+    more = _more_openers(lens, render, {one.ids[0] for one in openers}, stops)
+    openers += [each for each in more if each.ids not in taken]
     if not all(any(_marks(lens, i) for i in opener.ids) for opener in openers):
         return None
     tail = to_last[to_last.rfind(header) + len(header) :] if header in to_last else ""
-    stops: frozenset[int] = lens.stops | (set() if stop is None else {stop})
     return Grammar(
         openers=tuple(sorted(set(openers), key=lambda opener: (-len(opener.ids), opener.ids))),
         stops=stops,
@@ -178,39 +179,51 @@ def _blanks(lens: Lens, ids: list[int]) -> int:
 
 def _opener(lens: Lens, role: Role, ids: list[int]) -> Opener:
     """Up to the last mark and the role's name behind it, if any; then the white space that follows."""
-    last = max((i for i, token in enumerate(ids) if _marks(lens, token)), default=0)
-    end = last + 1
-    while end < len(ids) and lens.text([ids[end]]).strip() and not lens.text([ids[end]])[0].isspace():
+    marks = [i for i, token in enumerate(ids) if _marks(lens, token)] or [0]
+    end = marks[-1] + 1
+    while (
+        len(marks) == 1 and end < len(ids) and lens.text([ids[end]]).strip() and not lens.text([ids[end]])[0].isspace()
+    ):
         end += 1
     return Opener(role, tuple(ids[:end]), tuple(ids[end : end + _blanks(lens, ids[end:])]))
 
 
-def _more_openers(lens: Lens, render: Render, first: set[int]) -> list[Opener]:
+def _is_word(text: str) -> bool:
+    return bool(text.strip()) and not text[0].isspace()
+
+
+def _more_openers(lens: Lens, render: Render, first: set[int], stops: frozenset[int]) -> list[Opener]:
     """Openers of system and tool messages, where the template has them; first: ids that begin known openers."""
     out = []
     text = render([_message("system", _SYSTEM), _message("user", _USER)], False)
     if text is not None and _SYSTEM in text:
-        ids = lens.encode(text[: text.find(_SYSTEM)])
-        out += _begin(lens, Role.SYSTEM, ids, first)
+        for ids in _turns(lens.encode(text[: text.find(_SYSTEM)]), first, stops):
+            out.append(_opener(lens, Role.SYSTEM, ids))
     out += _tool_openers(lens, render, first)
+    return out
+
+
+def _turns(ids: list[int], first: set[int], stops: frozenset[int]) -> list[list[int]]:
+    """`ids` cut where a turn begins, each turn without its stop and what follows it."""
+    places = [i for i, token in enumerate(ids) if token in first]
+    out = []
+    for at, end in zip(places, [*places[1:], len(ids)]):
+        out.append(ids[at : next((i for i in range(at, end) if ids[i] in stops), end)])
     return out
 
 
 def _tool_openers(lens: Lens, render: Render, first: set[int]) -> list[Opener]:
     """What begins a tool result, and what begins a reply after one where that is not the usual opener (DeepSeek)."""
-    call = {"role": "assistant", "content": "", "tool_calls": [_CALL]}
-    result = {"role": "tool", "content": _RESULT, "tool_call_id": _CALL["id"], "name": "zyq"}
-    text = render([_message("user", _USER), call, result, _message("assistant", _LAST)], False)
-    if text is None or _RESULT not in text:
-        text = render([_message("user", _USER), call, result], False)
-    if text is None or text.count(_RESULT) != 1:
+    text, other = _called(render, "zyq"), _called(render, "xwk")
+    if text is None or other is None:
         return []
-    ids = lens.encode(text[: text.find(_RESULT)])
-    last = max((i for i, token in enumerate(ids) if token in lens.stops), default=-1)
-    found = ids[last + 1 :][_blanks(lens, ids[last + 1 :]) :]
-    out = _begin(lens, Role.TOOL, found, first, last=True)
-    if not out and found and _marks(lens, found[0]):
-        out = [_opener(lens, Role.TOOL, found)]
+    turn, theirs = (_behind_stop(lens, each[: each.find(_RESULT)]) for each in (text, other))
+    turn = turn[: next((i for i, (x, y) in enumerate(zip(turn, theirs)) if x != y), len(turn))]  # without the name
+    places = [i for i, token in enumerate(turn) if token in first]
+    if places:
+        out = [_opener(lens, Role.TOOL, turn[places[-1] :])]
+    else:
+        out = [_opener(lens, Role.TOOL, turn)] if turn and _marks(lens, turn[0]) else []
     after = text[text.find(_RESULT) + len(_RESULT) :]
     if _LAST in after:
         between = lens.encode(after[: after.find(_LAST)])
@@ -220,12 +233,25 @@ def _tool_openers(lens: Lens, render: Render, first: set[int]) -> list[Opener]:
     return out
 
 
-def _begin(lens: Lens, role: Role, ids: list[int], first: set[int], *, last: bool = False) -> list[Opener]:
-    """The opener in `ids`: from the first (or last) id that begins one."""
-    places = [i for i, token in enumerate(ids) if token in first]
-    if not places:
-        return []
-    return [_opener(lens, role, ids[places[-1] if last else places[0] :])]
+def _behind_stop(lens: Lens, text: str) -> list[int]:
+    """The ids of `text` behind its last stop and the white space there."""
+    ids = lens.encode(text)
+    last = max((i for i, token in enumerate(ids) if token in lens.stops), default=-1)
+    return ids[last + 1 + _blanks(lens, ids[last + 1 :]) :]
+
+
+def _called(render: Render, name: str) -> str | None:
+    """A conversation with one call of tool `name` and its result, in the first spelling that the template prints."""
+    for arguments, content in product(({"zyq": 1}, '{"zyq": 1}'), ("", None)):
+        function = {"name": name, "arguments": arguments}
+        call = {"id": "call00001", "type": "function", "function": function}
+        result = {"role": "tool", "content": _RESULT, "tool_call_id": call["id"], "name": name}
+        talk = [_message("user", _USER), {"role": "assistant", "content": content, "tool_calls": [call]}, result]
+        for messages in ([*talk, _message("assistant", _LAST)], talk):
+            text = render(messages, False)
+            if text is not None and text.count(_RESULT) == 1:
+                return text
+    return None
 
 
 def _think(lens: Lens) -> tuple[int, int] | None:

@@ -33,7 +33,7 @@ class Need(Enum):
     ADVANTAGES = ("G", "advantages", "a scalar advantage")
     WEIGHTS = ("W", "weight columns", "tracemask materialize DATASET --recipe NAME")
     DENOMINATORS = ("W", "denominator columns", "tracemask materialize DATASET --recipe NAME")
-    POSITIONS = ("X", "position ids", "a column of position ids")
+    DOCUMENTS = ("X", "where packed documents begin", "a column position_ids, seq_lengths, cu_seqlens or seq_idx")
     ATTENTION = ("A", "an attention mask", "a column attention_mask")
     ENTROPY = ("L", "entropies", "a column entropy")
     EVAL = ("V", "an evaluation set", "--eval PATH")

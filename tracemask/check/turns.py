@@ -8,7 +8,6 @@ import numpy as np
 
 from tracemask.check.block import Block
 from tracemask.check.grammar import Grammar
-from tracemask.check.lens import Lens
 from tracemask.core.vocab import Author, Role
 
 NOWHERE = np.iinfo(np.int8).min  # a vote that abstains
@@ -36,14 +35,18 @@ class Turns:
         return np.flatnonzero(self.role == Role.ASSISTANT)
 
 
-def find_turns(block: Block, grammar: Grammar) -> Turns:
-    """The turns of `block` by the openers of `grammar`."""
+def find_turns(block: Block, grammar: Grammar, *, edges: np.ndarray, hidden: np.ndarray | None) -> Turns:
+    """The turns of `block` by the openers of `grammar`.
+
+    edges: where rows and packed documents begin, and the block's end. hidden[N] bool: padding, whose ids end no turn.
+    """
     at, width, role, exact, body = _openers(block, grammar)
     row = block.row_of[at] if len(at) else np.zeros(0, dtype=np.int32)
-    row_end = block.offsets[1:][row]
+    row_end = _next(edges, at)
     following = np.concatenate([at[1:], [len(block)]]) if len(at) else at
     end = np.minimum(following, row_end)
-    stops = np.flatnonzero(np.isin(block.ids, list(grammar.stops)))
+    is_stop = np.isin(block.ids, list(grammar.stops))
+    stops = np.flatnonzero(is_stop if hidden is None else is_stop & ~hidden)
     stop = np.full(len(at), -1, dtype=np.int64)
     if len(stops) and len(at):
         next_stop = np.searchsorted(stops, body)
@@ -52,6 +55,11 @@ def find_turns(block: Block, grammar: Grammar) -> Turns:
         good = (next_stop < len(stops)) & (found < np.minimum(limit, row_end))
         stop[good] = found[good]
     return Turns(at, body, end, stop, role, row, exact)
+
+
+def _next(edges: np.ndarray, places: np.ndarray) -> np.ndarray:
+    """The first edge behind each place."""
+    return edges[np.searchsorted(edges, places, side="right")] if len(places) else places
 
 
 def _openers(block: Block, grammar: Grammar) -> tuple[np.ndarray, ...]:
@@ -141,9 +149,9 @@ class Votes:
         return (self.head != NOWHERE) & (self.tail != NOWHERE) & ~self.touches
 
 
-def vote(block: Block, mask: np.ndarray, turns: Turns, grammar: Grammar) -> Votes:
-    """Votes of the trained spans of `mask`[N]."""
-    start, end = block.spans(mask)
+def vote(block: Block, mask: np.ndarray, turns: Turns, grammar: Grammar, *, edges: np.ndarray) -> Votes:
+    """Votes of the trained spans of `mask`[N], cut where a document begins (see find_turns)."""
+    start, end = block.spans(mask, edges)
     row = block.row_of[start] if len(start) else np.zeros(0, dtype=np.int32)
     replies = turns.replies
     begins = np.zeros(len(block) + 1, dtype=bool)
@@ -155,21 +163,18 @@ def vote(block: Block, mask: np.ndarray, turns: Turns, grammar: Grammar) -> Vote
     stops = np.zeros(len(block) + 1, dtype=bool)
     stop = turns.stop[replies]
     stops[stop[stop >= 0]] = True
-    row_start, row_end = block.offsets[:-1][row], block.offsets[1:][row]
+    row_start, row_end = edges[np.searchsorted(edges, start, side="right") - 1], _next(edges, start)
     head = np.full(len(start), NOWHERE, dtype=np.int8)
     tail = np.full(len(start), NOWHERE, dtype=np.int8)
-    for d in (2, -2, 1, -1, 0):  # the nearest wins: it is written last
-        place = start - d
-        good = (place >= row_start) & (place < row_end)
-        head[good & begins[np.clip(place, 0, len(block))]] = d
-        place = end - 1 - d
-        good = (place >= row_start) & (place < row_end)
-        tail[good & stops[np.clip(place, 0, len(block))]] = d
+
+    def says(place: np.ndarray, there: np.ndarray) -> np.ndarray:
+        return (place >= row_start) & (place < row_end) & there[np.clip(place, 0, len(block))]
+
+    agreed = np.zeros(len(start), dtype=bool)
+    for d in (0, -1, 1, -2, 2):  # the nearest wins, and where both edges agree that wins over either
+        at_head, at_tail = says(start - d, begins), says(end - 1 - d, stops)
+        both = at_head & at_tail & ~agreed
+        head[(at_head & (head == NOWHERE)) | both] = d
+        tail[(at_tail & (tail == NOWHERE)) | both] = d
+        agreed |= both
     return Votes(start, end, row, head, tail, end == row_end)
-
-
-def lens_safe(block: Block, lens: Lens) -> np.ndarray:
-    """The block's ids with those outside the vocabulary replaced by 0; computed once."""
-    if "safe ids" not in block.facts:
-        block.facts["safe ids"] = lens.clean(block.ids)
-    return block.facts["safe ids"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cached_property
 
 import numpy as np
@@ -9,8 +10,10 @@ import numpy as np
 from tracemask.check.block import Block
 from tracemask.check.context import Run
 from tracemask.check.convention import Convention, convention_of, mask_of
+from tracemask.check.documents import Boundaries, boundaries, states_documents
 from tracemask.check.grammar import Grammar
 from tracemask.check.lens import Lens, Runs
+from tracemask.check.padding import hidden_by_attention, padding_of
 from tracemask.check.rule import Need
 from tracemask.check.turns import Turns, Votes, find_turns, infer_authors, matches, vote
 from tracemask.core.vocab import Author, Role
@@ -51,8 +54,8 @@ class View:
             have.add(Need.WEIGHTS)
         if any(name.startswith("denominator.") for name in names):
             have.add(Need.DENOMINATORS)
-        if "position_ids" in names:
-            have.add(Need.POSITIONS)
+        if states_documents(block):
+            have.add(Need.DOCUMENTS)
         if "entropy" in names:
             have.add(Need.ENTROPY)
         if "attention_mask" in names:
@@ -103,31 +106,11 @@ class View:
 
     @cached_property
     def padding(self) -> np.ndarray:
-        """padding[N] bool: the trailing run of pad ids of each row (its first, where that id is a stop, excepted)."""
-        block = self.block
-        flags = np.zeros(len(block), dtype=bool)
-        lens = self.run.lens
-        if lens is None or not lens.pads or not len(block):
-            return flags
-        last = block.offsets[1:][block.sizes > 0] - 1
-        ends = last[np.isin(block.ids[last], list(lens.pads))]
-        for end in ends.tolist():
-            row = int(block.row_of[end])
-            ids = block.ids[block.offsets[row] : end + 1]
-            other = np.flatnonzero(ids != ids[-1])
-            start = int(other[-1]) + 1 if len(other) else 0
-            if self._ends_turns(int(ids[-1])) or self._ends_here(int(block.offsets[row]) + start):
-                start += 1
-            flags[block.offsets[row] + start : end + 1] = True
-        return flags
+        """padding[N] bool: the runs of one pad id at the edges of rows; nothing without a tokenizer."""
+        return padding_of(self)
 
-    def _ends_here(self, at: int) -> bool:
-        """A trained pad id right behind text is what the row ends its turn with (see TM315), not padding."""
-        before = int(self.block.ids[at - 1]) if at > 0 else -1
-        trained = self.mask is not None and bool(self.mask[at]) and not bool(self.mask[at + 1 : at + 2].any())
-        return trained and not self._ends_turns(before) and before not in self.lens.tokenizer.added
-
-    def _ends_turns(self, token: int) -> bool:
+    def ends_turns(self, token: int) -> bool:
+        """The id is what ends a reply: the template's stop, else one of the tokenizer's."""
         grammar = self.run.grammar
         stops = grammar.stops if grammar is not None else self.lens.stops
         reply = grammar.reply_stop if grammar is not None else None
@@ -136,7 +119,24 @@ class View:
     @cached_property
     def turns(self) -> Turns:
         """Turns by the ids alone; only where there is a grammar."""
-        return find_turns(self.block, self.grammar)
+        hidden = hidden_by_attention(self.block)
+        hidden = None if hidden is None else hidden & self.padding
+        return find_turns(self.block, self.grammar, edges=self.edges, hidden=hidden)
+
+    @cached_property
+    def documents(self) -> Boundaries:
+        """Where packed documents begin, by the columns that say so; padding is no document."""
+        return boundaries(self.block, ~self.padding)
+
+    @cached_property
+    def edges(self) -> np.ndarray:
+        """Flat positions at which a row or a packed document begins, and the block's end."""
+        block = self.block
+        fresh = self.documents.fresh if states_documents(block) else np.zeros(len(block), dtype=bool)
+        if self.run.lens is not None and self.lens.bos is not None:
+            begins = block.ids == self.lens.bos
+            fresh[1:] |= begins[1:] & ~begins[:-1] & ~self.padding[:-1] & ~self.padding[1:]
+        return np.unique(np.concatenate([block.offsets, np.flatnonzero(fresh)]))
 
     @cached_property
     def author(self) -> np.ndarray | None:
@@ -163,11 +163,19 @@ class View:
         inner = np.flatnonzero(reply[1:] & reply[:-1] & (turns.row[1:] == turns.row[:-1])) + 1
         for start, end in zip(turns.at[inner].tolist(), turns.body[inner].tolist(), strict=True):
             known[start:end] = False  # an opener inside a reply may be sampled (the channels of gpt-oss)
-        leading = self.grammar.leading
-        body = turns.body[turns.replies]
-        for start in body[matches(self.block, body, leading)].tolist() if leading else ():
-            known[start : start + len(leading)] = False  # an empty think block may be sampled, too
+        known[self.leading] = False  # an empty think block may be sampled, too
         return known
+
+    @cached_property
+    def leading(self) -> np.ndarray:
+        """leading[N] bool: the empty think block that the template writes before a reply without reasoning."""
+        flags = np.zeros(len(self.block), dtype=bool)
+        leading = self.grammar.leading if self.run.grammar is not None else ()
+        if leading:
+            body = self.turns.body[self.turns.replies]
+            for start in body[matches(self.block, body, leading)].tolist():
+                flags[start : start + len(leading)] = True
+        return flags
 
     @property
     def stored_authors(self) -> bool:
@@ -183,7 +191,8 @@ class View:
     @cached_property
     def votes(self) -> Votes:
         """Votes of the trained spans; only where there are a mask and a grammar."""
-        return vote(self.block, self.trained, self.turns, self.grammar)
+        votes = vote(self.block, self.trained, self.turns, self.grammar, edges=self.edges)
+        return replace(votes, touches=self.ends_text(votes.end)) if len(votes.end) else votes
 
     @cached_property
     def shift(self) -> np.ndarray:
@@ -225,7 +234,7 @@ class View:
         if self.author is None or self.mask is None:
             return out
         mine = self.policy & ~self.padding
-        others = ~self.policy & ~self.padding
+        others = ~self.policy & self.known & ~self.padding
         count = lambda flags: np.bincount(self.block.row_of[flags], minlength=rows)  # noqa: E731
         total, other = count(mine), count(others)
         return (
@@ -242,15 +251,20 @@ class View:
         out = np.zeros(rows, dtype=bool)
         if self.author is None or self.mask is None or not len(self.block):
             return out
-        start, end = self.block.spans(self.mask)
-        row = self.block.row_of[start] if len(start) else start
-        at_end = end == self.block.offsets[1:][row]
+        start, end = self.block.spans(self.mask, self.edges)
+        if not len(start):
+            return out
         foreign = np.concatenate([[0], np.cumsum(~self.policy & ~self.padding & (self.author != Author.RENDERER))])
         mine = np.concatenate([[0], np.cumsum(self.policy)])
-        crosses = at_end & (foreign[end] - foreign[start] >= 1) & (mine[end] - mine[start] >= 1)
-        begins_mine = self.policy[start] if len(start) else crosses
-        out[row[crosses & begins_mine & (start > self.block.offsets[:-1][row])]] = True
+        crosses = self.ends_text(end) & (foreign[end] - foreign[start] >= 1) & (mine[end] - mine[start] >= 1)
+        crosses &= (self.policy | self.leading)[start] & ~np.isin(start, self.edges)
+        out[self.block.row_of[start[crosses]]] = True
         return out & ~self.inverted
+
+    def ends_text(self, places: np.ndarray) -> np.ndarray:
+        """bool per place: a row or a document ends there, or its padding begins."""
+        inside = np.minimum(places, len(self.block) - 1)
+        return np.isin(places, self.edges) | self.padding[inside]
 
     @cached_property
     def ordinary(self) -> np.ndarray:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 
 from tracemask.check.context import Run
-from tracemask.check.finding import ERROR, WARNING, Finding
+from tracemask.check.finding import ERROR, INFO, WARNING, Finding
 from tracemask.check.rule import Need, rule
 from tracemask.check.view import View
 from tracemask.core.vocab import Author
+from tracemask.store.foreign_names import PROMPT_IDS
 
 
 @rule("TM301", "all-masked", ERROR, needs=(Need.MASK,))
@@ -85,13 +87,14 @@ def mask_runs_to_end(view: View) -> Iterator[Finding]:
     block = view.block
     for row in np.flatnonzero(view.runs_on & (view.shift == 0) & ~view.wrong_vocabulary).tolist():
         begin, end = int(block.offsets[row]), int(block.offsets[row + 1])
-        off = np.flatnonzero(~view.mask[begin:end])  # type: ignore[index]
-        start = int(off[-1]) + 1 if len(off) else 0
-        other = np.flatnonzero(~view.policy[begin + start : end])
-        token = start + int(other[0])
+        starts, ends = block.spans(view.mask)  # type: ignore[arg-type]
+        last = int(np.searchsorted(starts, end)) - 1
+        start = int(starts[last])
+        other = np.flatnonzero(~view.policy[start : int(ends[last])] & ~view.leading[start : int(ends[last])])
         yield block.finding(
-            "TM313", row, f"trained from token {start} to the end, over other turns", token=token, end=end - begin
-        )
+            "TM313", row, f"trained from token {start - begin} to the end, over other turns",
+            token=start - begin + int(other[0]), end=int(ends[last]) - begin,
+        )  # fmt: skip
 
 
 @rule("TM312", "padding-trained", ERROR, needs=(Need.IDS, Need.MASK, Need.TOKENIZER))
@@ -131,7 +134,8 @@ def trained_without_attention(view: View) -> Iterator[Finding]:
     """
     attention = view.block.column("attention_mask", neutral=1)
     assert attention is not None and view.mask is not None
-    places = np.flatnonzero(view.mask & (attention == 0))
+    dark = view.mask & (attention == 0)
+    places = np.flatnonzero(dark & ~view.padding)  # padding is TM312, which needs a tokenizer to know it
     yield from view.block.each("TM314", places, "{n} token{s} in the loss that the attention mask hides")
 
 
@@ -152,11 +156,16 @@ def some_turns_untrained(view: View) -> Iterator[Finding]:
 
     **How to fix.** Train every sampled turn, or say so on purpose and ignore the rule with that reason.
 
-    **Limits.** In our shards, a turn that another row of its trace trains is rightly untrained in this one.
+    **Limits.** In our shards, a turn that another row of its trace trains is rightly untrained in this one. In data
+    with a column of prompts, turns in the prompt are context: told as information.
     """
     block = view.block
     if not view.stored_authors:
-        yield from block.each("TM311", _missed(view)[0], _TURNS)
+        places = _missed(view)[0]
+        before = places < prompt_ends(view)[block.row_of[places]]
+        for finding in block.each("TM311", places[before], _CONTEXT, cause="in the prompt column"):
+            yield replace(finding, severity=INFO)
+        yield from block.each("TM311", places[~before], _TURNS)
         return
     held = view.run.state("TM311", Owners)
     start, end = block.spans(view.trained)
@@ -177,6 +186,23 @@ def some_turns_untrained(view: View) -> Iterator[Finding]:
         held.waiting += [(turn, block.finding("TM311", i, _ONE, token=token)) for turn, token in waiting.get(i, ())]
 
 
+def prompt_ends(view: View) -> np.ndarray:
+    """end[R], flat: where the prompt ends in data that keep prompt and completion apart; elsewhere the row's start."""
+    block = view.block
+    out = block.offsets[:-1].copy()
+    sources = getattr(view.run.dataset, "sources", ())
+    apart = any(getattr(source, "names", None) is not None and source.names.ids is None for source in sources)
+    for i, row in enumerate(block.rows):
+        beside = next((row.columns[name] for name in PROMPT_IDS if name in row.columns), None)
+        if beside is not None:
+            out[i] += min(len(beside), int(block.sizes[i]))
+        elif apart:
+            trained = np.flatnonzero(view.trained[block.offsets[i] : block.offsets[i + 1]])
+            out[i] += int(trained[0]) if len(trained) else 0
+    return out
+
+
+_CONTEXT = "{n} turn{s} of the policy in the prompt, without a trained token"
 _TURNS = "{n} turn{s} of the policy without a trained token, others have some"
 _ONE = "a turn of the policy without a trained token, in no row of its trace"
 

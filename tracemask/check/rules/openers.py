@@ -124,7 +124,7 @@ def separator_missing(view: View) -> Iterator[Finding]:
         return
     replies = turns.replies
     stop, end = turns.stop[replies], turns.end[replies]
-    ended = (stop >= 0) & (end < block.offsets[1:][turns.row[replies]])
+    ended = (stop >= 0) & ~np.isin(end, view.edges)
     ended &= block.ids[np.maximum(stop, 0)] == view.grammar.reply_stop
     bare = end[ended & (stop + 1 == end)]
     bare = bare[~view.wrong_vocabulary[block.row_of[bare]]]

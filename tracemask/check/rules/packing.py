@@ -9,18 +9,21 @@ import numpy as np
 
 from tracemask.check.context import Run
 from tracemask.check.finding import ERROR, WARNING, Finding, Place
+from tracemask.check.padding import hidden_by_attention
 from tracemask.check.rule import Need, rule
-from tracemask.check.rules.prefix import _open_ended
+from tracemask.check.rules.prefix import open_ended
 from tracemask.check.view import View
 from tracemask.core.vocab import Role
 
 
-@rule("TM504", "packing-boundary", ERROR, needs=(Need.IDS, Need.POSITIONS))
+@rule("TM504", "packing-boundary", ERROR, needs=(Need.IDS, Need.DOCUMENTS))
 def packing_boundary(view: View) -> Iterator[Finding]:
     """Packed documents are not kept apart.
 
-    **What it does.** Reads `position_ids`: they must rise by one or start again at 0. Reports jumps, documents that
-    begin (with bos or a system turn) without a new start at 0, and documents whose first token is in the loss.
+    **What it does.** Reads where documents begin: `position_ids` (which must rise by one or start again at 0), lengths
+    (`seq_lengths`), cumulative lengths (`cu_seqlens`), numbers (`seq_idx`, or an attention mask that counts documents).
+    Reports jumps, lengths that do not fill the row, columns that disagree, documents that begin (with bos or a system
+    turn) where no column says so, and documents whose first token is in the loss.
 
     **Why it is bad.** Without a reset, a document attends to the one before it and sits at wrong positions. A first
     token in the loss is predicted from the end of another document.
@@ -29,23 +32,44 @@ def packing_boundary(view: View) -> Iterator[Finding]:
 
     **How to fix.** Restart positions (or pass `cu_seqlens`) at each document; set each first label to −100.
 
-    **Limits.** Documents without bos and without a system turn cannot be seen where positions do not say so.
+    **Limits.** Documents without bos and without a system turn cannot be seen where no column says so. Padding is not
+    judged.
     """
-    block, positions = view.block, view.block.column("position_ids")
-    assert positions is not None
+    block = view.block
     inner = np.zeros(len(block), dtype=bool)
-    inner[1:] = block.row_of[1:] == block.row_of[:-1]
-    inner &= ~view.padding
-    step = np.zeros(len(block), dtype=np.int64)
-    step[1:] = positions[1:].astype(np.int64) - positions[:-1]
-    fresh = positions == 0
-    jumps = np.flatnonzero(inner & (step != 1) & ~fresh)
-    yield from block.each("TM504", jumps, "position ids jump", cause="jump")
-    begins = _beginnings(view) & inner & ~fresh
+    inner[1:] = (block.row_of[1:] == block.row_of[:-1]) & ~view.padding[:-1]
+    inner &= ~_unseen(view)
+    yield from _jumps(view, inner)
+    found = view.documents
+    for row, text in found.broken:
+        yield block.finding("TM504", row, text, token=0, cause="lengths")
+    apart = np.flatnonzero(found.disagree & inner)
+    yield from block.each("TM504", apart, "columns disagree on where {n} document{s} begin", cause="columns disagree")
+    begins = _beginnings(view) & inner & ~found.fresh & found.stated[block.row_of]
     yield from block.each("TM504", np.flatnonzero(begins), "a document begins and positions go on", cause="no reset")
     if view.mask is not None:
-        first = np.flatnonzero(inner & fresh & view.mask)
+        first = np.flatnonzero(inner & found.fresh & view.mask)
         yield from block.each("TM504", first, "{n} document{s} with the first token in the loss", cause="first label")
+
+
+def _unseen(view: View) -> np.ndarray:
+    """bool[N]: padding, and what the attention mask hides."""
+    hidden = hidden_by_attention(view.block)
+    return view.padding if hidden is None else view.padding | hidden
+
+
+def _jumps(view: View, inner: np.ndarray) -> Iterator[Finding]:
+    positions = view.block.column("position_ids")
+    if positions is None:
+        return
+    step = np.zeros(len(view.block), dtype=np.int64)
+    step[1:] = positions[1:].astype(np.int64) - positions[:-1]
+    unseen = _unseen(view)
+    inner = inner.copy()
+    inner[1:] &= ~unseen[:-1]
+    yield from view.block.each(
+        "TM504", np.flatnonzero(inner & (step != 1) & (positions != 0)), "position ids jump", cause="jump"
+    )
 
 
 def _beginnings(view: View) -> np.ndarray:
@@ -59,8 +83,9 @@ def _beginnings(view: View) -> np.ndarray:
         flags[1:] &= view.block.ids[:-1] != lens.bos
         return flags
     if view.run.grammar is not None:
-        turns = view.turns
-        flags[turns.at[turns.role == Role.SYSTEM]] = True
+        turns, system = view.turns, view.turns.role == Role.SYSTEM
+        first = system & ~np.concatenate([[False], system[:-1]])  # gpt-oss has two system turns in a row
+        flags[turns.at[first]] = True
     return flags
 
 
@@ -98,10 +123,14 @@ def lost_to_limit(view: View) -> Iterator[Finding]:
     cuts, block = view.run.state("TM505", Cuts), view.block
     if view.run.grammar is None or not len(block):
         return iter(())
-    longest = int(block.sizes.max())
+    padding = np.bincount(block.row_of[view.padding], minlength=len(block.rows))
+    sizes = block.sizes - padding
+    longest = int(sizes.max())
     if longest > cuts.longest:
         cuts.longest, cuts.unstopped, cuts.counts = longest, {}, {}
-    for row in np.flatnonzero(_open_ended(view) & (block.sizes == cuts.longest)).tolist():
+    places = open_ended(view)
+    ends = places + 1 - block.offsets[:-1][block.row_of[places]] == sizes[block.row_of[places]]
+    for row in block.row_of[places[ends & (sizes[block.row_of[places]] == cuts.longest)]].tolist():
         cuts.counts[cuts.longest] = cuts.counts.get(cuts.longest, 0) + 1
         place = block.finding("TM505", row, "", token=cuts.longest - 1).place
         cuts.unstopped.setdefault(cuts.longest, [place])

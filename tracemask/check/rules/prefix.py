@@ -11,6 +11,7 @@ from tracemask.check.context import Run
 from tracemask.check.finding import ERROR, INFO, WARNING, Finding
 from tracemask.check.rule import Need, rule
 from tracemask.check.view import View
+from tracemask.core.vocab import Role
 
 
 @dataclass
@@ -151,13 +152,12 @@ def truncated_rollout(view: View) -> Iterator[Finding]:
     """
     block = view.block
     said = np.array([value is True for value in block.scalar("truncated")], dtype=bool)
-    cut = (said & ~_closed_at_limit(view)) | _open_ended(view)
-    for row in np.flatnonzero(cut & (block.sizes > 0)).tolist():
-        last = int(block.sizes[row]) - 1
-        padding = view.padding[block.offsets[row] : block.offsets[row + 1]]
-        last -= int(padding.sum())
+    cut = {row: token for row, token, _ in block.first_per_row(open_ended(view))}
+    limited = said & ~_closed_at_limit(view) & (block.sizes > 0)
+    for row in sorted({*cut, *np.flatnonzero(limited).tolist()}):
         text = "the rollout says that it was truncated" if said[row] else "the last turn has no stop token"
-        yield block.finding("TM107", row, text, token=max(last, 0))
+        last = int(block.sizes[row]) - 1 - int(view.padding[block.offsets[row] : block.offsets[row + 1]].sum())
+        yield block.finding("TM107", row, text, token=cut.get(row, max(last, 0)))
 
 
 def _closed_at_limit(view: View) -> np.ndarray:
@@ -178,22 +178,15 @@ def _closed_at_limit(view: View) -> np.ndarray:
 _LIMITS = frozenset({"length", "max_tokens", "max_length"})
 
 
-def _open_ended(view: View) -> np.ndarray:
-    """bool[R]: the row ends inside an assistant's turn."""
-    block = view.block
-    out = np.zeros(len(block.rows), dtype=bool)
-    if view.run.grammar is None or view.mask is None:
-        return out
+def open_ended(view: View) -> np.ndarray:
+    """Last tokens (flat, ascending) of rows and packed documents that end inside an assistant's trained turn."""
+    if view.run.grammar is None or view.mask is None or not len(view.turns.at):
+        return np.zeros(0, dtype=np.int64)
     turns = view.turns
-    if not len(turns.at):
-        return out
-    last = np.flatnonzero(np.concatenate([turns.row[1:] != turns.row[:-1], [True]]))
-    replies = last[(turns.role[last] == 4) & (turns.stop[last] < 0) & (turns.body[last] < turns.end[last])]
-    trained = np.concatenate([[0], np.cumsum(view.trained)])
-    replies = replies[trained[turns.end[replies]] > trained[turns.body[replies]]]
-    end = np.array([int((~view.padding[turns.body[i] : turns.end[i]]).sum()) for i in replies], dtype=np.int64)
-    last_token = turns.body[replies] + np.maximum(end, 1) - 1
-    tail = (end > 0) & view.trained[last_token] & ~view.lens.special[view.safe[last_token]]
-    replies = replies[tail] if len(replies) else replies
-    out[turns.row[replies]] = True
-    return out & ~view.upset
+    last = (turns.role == Role.ASSISTANT) & (turns.stop < 0) & np.isin(turns.end, view.edges)
+    body, end = turns.body[last], turns.end[last]
+    text = np.concatenate([[0], np.cumsum(~view.padding)])
+    place = body + text[end] - text[body] - 1  # padding stands at the end
+    place = place[place >= body]
+    ends = view.trained[place] & ~view.lens.special[view.safe[place]] & ~view.upset[view.block.row_of[place]]
+    return place[ends]

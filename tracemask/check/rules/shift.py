@@ -13,7 +13,6 @@ from tracemask.check.rule import Need, rule
 from tracemask.check.rules.rendering import notes, recorded
 from tracemask.check.turns import NOWHERE
 from tracemask.check.view import View
-from tracemask.core.vocab import Author
 
 VOTES = (Need.IDS, Need.MASK, Need.TOKENIZER, Need.TEMPLATE)
 
@@ -28,8 +27,9 @@ def mask_shifted(view: View) -> Iterator[Finding]:
     """The whole mask of a row lies one or two tokens too early or too late.
 
     **What it does.** Each trained span votes: how far is its start from the end of the turn's opener, and how far is
-    its end from the turn's stop token? Where both say the same distance, and no span of the row says otherwise, the
-    mask is shifted. Spans that touch the row's end abstain, unless the other rows of the dataset have decided.
+    its end from the turn's stop token? Where both say the same distance the span is shifted; where most spans of the
+    row do, the row's other findings about edges are left out. Spans that touch the row's end abstain, unless the other
+    rows of the dataset have decided.
 
     **Why it is bad.** The count of trained tokens is right, the loss is plausible, and every stop token (shifted left)
     or first token (shifted right) is missing: models that never stop, or that learn the template's newline.
@@ -41,17 +41,19 @@ def mask_shifted(view: View) -> Iterator[Finding]:
     **Limits.** Needs a template (or a known family of added tokens) to know openers and stops.
     """
     block, votes = view.block, view.votes
-    for row in np.flatnonzero((view.shift != 0) & ~view.wrong_vocabulary & ~view.inverted).tolist():
-        d = int(view.shift[row])
-        mine = np.flatnonzero((votes.row == row) & (votes.head == d))
-        begin = int(block.offsets[row])
-        first = int(votes.start[mine[0]]) - begin
-        token = first if d < 0 else first - d
+    moved = votes.inside & (votes.head == votes.tail) & (votes.head != 0)
+    judged = ~view.wrong_vocabulary & ~view.inverted
+    some = np.bincount(votes.row[moved], minlength=len(block.rows)) > 0
+    for row in np.flatnonzero(((view.shift != 0) | some) & judged).tolist():
+        mine = np.flatnonzero(votes.row == row)
+        d = int(view.shift[row]) or int(votes.head[mine[moved[mine]][0]])
+        at = mine[votes.head[mine] == d] if view.shift[row] else mine[moved[mine] & (votes.head[mine] == d)]
+        first = int(votes.start[at[0]] - block.offsets[row])
         side = "left" if d < 0 else "right"
-        yield block.finding(
-            "TM302", row, f"the mask is shifted by {d:+d} ({side}) in {len(mine)} span{'s' if len(mine) != 1 else ''}",
-            token=token, cause=f"shift {d:+d}", shift=d, spans=len(mine),
-        )  # fmt: skip
+        of = "" if view.shift[row] else f" of {len(mine)}"
+        text = f"the mask is shifted by {d:+d} ({side}) in {len(at)}{of} span{'s' if len(mine) != 1 else ''}"
+        yield block.finding("TM302", row, text, token=first if d < 0 else first - d, cause=f"shift {d:+d}",
+                            shift=d, spans=len(at))  # fmt: skip
 
 
 @dataclass
@@ -184,7 +186,7 @@ def tail_tokens(view: View) -> np.ndarray:
         present = np.unique(view.safe[behind]) if behind.any() else []
         for token in present:
             raw = view.lens.tokenizer.id_table[int(token)]
-            blank[token] = bool(raw) and not raw.strip() and not view.lens.added[token]
+            blank[token] = bool(raw) and not raw.strip() and not view.lens.special[token]
         white = behind & blank[view.safe]
         broken = np.cumsum(behind & ~white)  # white space counts up to the first other token of the turn
         starts, ends = view.block.spans(behind)
@@ -240,15 +242,20 @@ def turn_without_stop(view: View) -> Iterator[Finding]:
     replies = turns.replies
     trained = np.concatenate([[0], np.cumsum(view.trained)])
     body, end = turns.body[replies], turns.end[replies]
-    inner = end < block.offsets[1:][turns.row[replies]]
+    inner = ~np.isin(end, view.edges)
     said = [any(note.get("code") == "TM316" for note in row_notes) for row_notes in notes(view)]
     inner &= ~np.array(said, dtype=bool)[turns.row[replies]]
     bare = (turns.stop[replies] < 0) & inner & (trained[end] > trained[body]) & ~view.upset[turns.row[replies]]
+    bare &= ~_ends_otherwise(view, end)
     places = end[bare]
     rows_end = np.maximum(places - 1, 0)
     yield from block.each("TM316", rows_end, "{n} trained turn{s} without a stop before the next speaker")
 
 
-def renderer_only(author: np.ndarray) -> np.ndarray:
-    """Tokens that the template wrote."""
-    return author == Author.RENDERER
+def _ends_otherwise(view: View, end: np.ndarray) -> np.ndarray:
+    """bool per turn: its last trained token is special, so it has a stop, if not the right one (TM315)."""
+    trained = np.flatnonzero(view.trained)
+    if not len(trained):
+        return np.zeros(len(end), dtype=bool)
+    last = trained[np.maximum(np.searchsorted(trained, end) - 1, 0)]
+    return view.lens.special[view.safe[last]]
