@@ -44,7 +44,7 @@ def loads_with_route(raw: bytes) -> tuple[Any, bool]:
 def _deeper(value: Any, levels: int) -> bool:
     """Whether containers nest deeper than that; level by level, so that no depth is too much to ask about."""
     level: list[Any] = [value]
-    while level and levels >= 0:
+    while level and levels > 0:
         levels -= 1
         inner: list[Any] = []
         for item in level:

@@ -10,7 +10,7 @@ from tracemask.core.vocab import Fidelity
 from tracemask.trace.chat import message_from_chat
 from tracemask.trace.fields import Fields
 from tracemask.trace.formats import Context, Format, Head, UnitKind, keep
-from tracemask.trace.formats.verifiers_legacy import legacy_trace
+from tracemask.trace.formats.verifiers_legacy import legacy_trace, nested_tool
 from tracemask.trace.formats.verifiers_shape import SHAPE
 from tracemask.trace.model import EdgeKind, Message, Sampled, Source, Trace
 from tracemask.trace.sampled import build_sampled, ids_from
@@ -109,7 +109,7 @@ def _v1_trace(row: Fields, context: Context, shared: dict[str, Any]) -> Trace:
         id=row.take_id("id") or context.default_id(),
         task_id=key,
         group_id=shared.get("group_id") or key,
-        tools=[_tool(tool) for tool in schemas] if schemas else None,
+        tools=[nested_tool(tool) for tool in schemas] if schemas else None,
         rewards=rewards,
         reward=math.fsum(part.score * part.weight for part in rewards.values()) if rewards else None,
         stop=stop,
@@ -237,15 +237,6 @@ def _set_aside(trace: Trace, links: list[tuple[int, str, int]]) -> None:
     for index in sorted(attempts - accepted):
         if f"n{index}" not in parents:
             trace.messages[index].copied = True
-
-
-def _tool(raw: Any) -> dict[str, Any]:
-    """A flat verifiers tool as the nested form that chat templates expect."""
-    tool = Fields(raw, "tools").raw
-    if "function" in tool:
-        return dict(tool)
-    function = {key: tool[key] for key in ("name", "description", "parameters", "strict") if tool.get(key) is not None}
-    return {"type": "function", "function": function}
 
 
 def _error(error: Any) -> str:

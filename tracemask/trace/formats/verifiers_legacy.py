@@ -52,10 +52,20 @@ def legacy_trace(row: Fields, context: Context) -> Trace:
             if not any(same(known, message) for known in tree.messages):
                 context.notes[f"a message of `{key}` that no step of the trajectory holds"] += 1
     tools = tools_from(row)
-    for key in ("oai_tools", "tool_defs"):
-        tools = tools if tools is not None else row.take_list(key)
+    if tools is None:
+        declared = row.take_list("tool_defs") or row.take_list("oai_tools") or []
+        tools = [nested_tool(tool) for tool in declared] or None
     scalars = trace_scalars(row, default_id=context.default_id())
     return tree.trace(tools=tools, source=Source(format="verifiers", version="legacy"), extra=row.rest(), **scalars)
+
+
+def nested_tool(raw: Any) -> dict[str, Any]:
+    """A flat verifiers tool as the nested form that chat templates expect."""
+    tool = Fields(raw, "tools").raw
+    if "function" in tool:
+        return dict(tool)
+    function = {key: tool[key] for key in ("name", "description", "parameters", "strict") if tool.get(key) is not None}
+    return {"type": "function", "function": function}
 
 
 def _whole(row: Fields, key: str) -> list[Message]:

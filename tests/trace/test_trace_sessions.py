@@ -1,0 +1,182 @@
+"""Codex and Claude Code sessions as their tools write them today."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tracemask.trace import Reading, read_traces
+from tracemask.trace.model import Media, ToolCall, ToolResult
+
+
+def reading(folder: Path, form: str, *lines: dict[str, Any]) -> Reading:
+    (folder / "log.jsonl").write_text("\n".join(map(json.dumps, lines)) + "\n")
+    return read_traces(folder / "log.jsonl", format=form)
+
+
+# ---- Codex
+
+
+def item(**payload: Any) -> dict[str, Any]:
+    return {"timestamp": "2026-01-01T00:00:00Z", "type": "response_item", "payload": payload}
+
+
+def said(role: str, text: str) -> dict[str, Any]:
+    kind = "output_text" if role == "assistant" else "input_text"
+    return item(type="message", role=role, content=[{"type": kind, "text": text}])
+
+
+META = {"type": "session_meta", "payload": {"id": "s", "base_instructions": {"text": "You mend."}}}
+WORLD = {"type": "world_state", "payload": {"files": []}}
+
+
+def test_codex_lines_of_kinds_to_come_do_not_hide_a_session(tmp_path: Path) -> None:
+    found = reading(tmp_path, "auto", META, WORLD, said("user", "Mend."), said("assistant", "Done."))
+    (one,) = found
+    assert found.format == "codex"
+    assert [message.text() for message in one.messages] == ["You mend.", "Mend.", "Done."]
+    assert found.notes["line type 'world_state' is not part of the context"] == 1
+
+
+def test_codex_base_instructions_outlive_a_compaction_and_a_roll_back(tmp_path: Path) -> None:
+    history = [said("user", "Summary: mended.")["payload"]]
+    (one,) = reading(
+        tmp_path,
+        "codex",
+        META,
+        said("user", "Mend."),
+        said("assistant", "Done."),
+        {"type": "compacted", "payload": {"message": "Summary: mended.", "replacement_history": history}},
+        said("assistant", "Next."),
+        {"type": "event_msg", "payload": {"type": "thread_rolled_back", "num_turns": 9}},
+        said("assistant", "Other."),
+    )
+    assert [[message.text() for message in path] for path in one.branches()[1:]] == [
+        ["You mend.", "Summary: mended.", "Next."],
+        ["You mend.", "Other."],
+    ]
+
+
+def test_codex_words_of_another_agent_are_seen_and_never_the_policys(tmp_path: Path) -> None:
+    words = {"author": "/root/scout", "recipient": "/root", "content": "The horn is loud.", "trigger_turn": True}
+    (one,) = reading(
+        tmp_path, "codex", META, said("user", "Mend."), {"type": "inter_agent_communication", "payload": words}
+    )
+    assert (one.messages[-1].author, one.messages[-1].text()) == ("model", "The horn is loud.")
+
+
+def test_codex_refusals_images_and_hosted_results_do_not_vanish(tmp_path: Path) -> None:
+    image = {"type": "input_image", "image_url": "data:image/png;base64,AA"}
+    (one,) = reading(
+        tmp_path,
+        "codex",
+        item(type="message", role="user", content=[image]),
+        item(type="message", role="assistant", content=[{"type": "refusal", "refusal": "I must not."}]),
+        item(type="image_generation_call", id="ig", status="completed", revised_prompt="a horn", result="AA=="),
+        item(type="function_call", call_id="c", name="search", namespace="mcp__web__", arguments="{}"),
+        item(type="function_call_output", call_id="c", output=[image]),
+    )
+    media = one.messages[0].blocks[0]
+    assert isinstance(media, Media)
+    assert media.part == image
+    assert one.messages[1].text() == "I must not."
+    drawn, search = (block for block in one.messages[1].blocks if isinstance(block, ToolCall))
+    assert drawn.model_extra == {"revised_prompt": "a horn", "result": "AA=="}
+    assert search.model_extra == {"namespace": "mcp__web__"}
+    result = one.messages[2].blocks[0]
+    assert isinstance(result, ToolResult)
+    assert isinstance(result.content[0], Media)
+
+
+def test_codex_events_that_say_something_new_are_noted(tmp_path: Path) -> None:
+    event = {"type": "event_msg", "payload": {"type": "weather_changed"}}
+    known = {"type": "event_msg", "payload": {"type": "agent_message", "message": "again"}}
+    found = reading(tmp_path, "codex", META, said("user", "Mend."), event, known)
+    list(found)
+    assert dict(found.notes) == {"event 'weather_changed' is not part of the context": 1}
+
+
+# ---- Claude Code
+
+
+def line(uuid: str, parent: str | None, role: str, content: Any, **more: Any) -> dict[str, Any]:
+    message = {"role": role, "content": content}
+    if role == "assistant":
+        message |= {"id": f"msg_{uuid}", "model": "policy-1", "stop_reason": "end_turn"}
+    head = {
+        "parentUuid": parent,
+        "isSidechain": False,
+        "type": role,
+        "uuid": uuid,
+        "sessionId": "s",
+        "message": message,
+    }
+    return head | more
+
+
+def test_claude_code_images_are_kept_whole(tmp_path: Path) -> None:
+    image = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AA"}}
+    result = {"type": "tool_result", "tool_use_id": "t", "content": [image]}
+    (one,) = reading(
+        tmp_path,
+        "claude-code",
+        line("u1", None, "user", [{"type": "text", "text": "See"}, image]),
+        line("a1", "u1", "assistant", [{"type": "tool_use", "id": "t", "name": "Look", "input": {}}]),
+        line("u2", "a1", "user", [result]),
+    )
+    seen, looked = one.messages[0].blocks[1], one.messages[2].blocks[0]
+    assert isinstance(seen, Media)
+    assert isinstance(looked, ToolResult)
+    assert (seen.part, seen.mime) == (image, "image/png")
+    assert isinstance(looked.content[0], Media)
+
+
+def test_claude_code_what_nobody_typed_is_the_harnesss(tmp_path: Path) -> None:
+    (one,) = reading(
+        tmp_path,
+        "claude-code",
+        line("u1", None, "user", "Fix it.", origin={"kind": "human"}),
+        line("a1", "u1", "assistant", [{"type": "text", "text": "Fixed."}]),
+        line("u2", "a1", "user", "<task-notification>…", origin={"kind": "task-notification"}),
+        line("a2", "u2", "assistant", [{"type": "text", "text": "Seen."}]),
+        line("u3", "a2", "user", "Thanks.", origin={"kind": "human"}),
+    )
+    assert [message.author for message in one.messages if message.role == "user"] == ["taskset", "harness", "user"]
+
+
+def test_claude_code_attachments_and_kept_messages_are_noted(tmp_path: Path) -> None:
+    kept = {"trigger": "auto", "preservedSegment": {"headUuid": "u1"}}
+    found = reading(
+        tmp_path,
+        "claude-code",
+        line("u1", None, "user", "Fix it."),
+        {"parentUuid": "u1", "type": "attachment", "uuid": "t1", "attachment": {"type": "todo_reminder"}},
+        line("a1", "t1", "assistant", [{"type": "text", "text": "Fixed."}]),
+        {"parentUuid": None, "type": "system", "subtype": "compact_boundary", "uuid": "c", "compactMetadata": kept},
+        line("u2", "c", "user", "Summary.", isCompactSummary=True),
+    )
+    list(found)
+    assert "attachment 'todo_reminder': the words that the model saw of it are not in the log" in found.notes
+    assert "a compaction kept messages that the context after it does not repeat" in found.notes
+
+
+def test_claude_code_a_ring_of_parents_is_refused(tmp_path: Path) -> None:
+    found = reading(
+        tmp_path,
+        "claude-code",
+        line("u1", "a1", "user", "Fix it."),
+        line("a1", "u1", "assistant", [{"type": "text", "text": "Fixed."}]),
+    )
+    assert list(found) == []
+    assert [(error.code, error.where) for error in found.skipped] == [("TM110", "log.jsonl:2:parentUuid")]
+
+
+@pytest.mark.parametrize("reason", ["max_tokens", "model_context_window_exceeded"])
+def test_claude_code_a_reply_cut_short_truncates_the_session(reason: str, tmp_path: Path) -> None:
+    reply = line("a1", "u1", "assistant", [{"type": "text", "text": "Fix"}])
+    reply["message"]["stop_reason"] = reason
+    (one,) = reading(tmp_path, "claude-code", line("u1", None, "user", "Fix it."), reply)
+    assert one.truncated is True
