@@ -293,6 +293,7 @@ def _flex_gap(plan: Plan, device: torch.device, *, window: int | None) -> float:
             torch.randn(1, heads, plan.size, 64, generator=generator, device=device).requires_grad_()
             for heads in (4, 2, 2)
         ]
-        out, _ = attend(torch.nn.Identity(), *parts, None, plan=plan, sliding_window=window)
+        query, key, value = parts
+        out, _ = attend(torch.nn.Identity(), query, key, value, None, plan=plan, sliding_window=window)
         results.append([out, *torch.autograd.grad(out.square().sum(), parts)])
     return max(float((one - two).abs().max() / one.abs().max()) for one, two in zip(*results, strict=True))
