@@ -6,6 +6,7 @@ from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
+from typing import cast
 
 import numpy as np
 
@@ -14,11 +15,11 @@ from tracemask.core.vocab import Author, Origin
 from tracemask.render.columns import engine_columns
 from tracemask.render.conversation import Conversation
 from tracemask.render.encode import Encoder, Mode
-from tracemask.render.labels import Speaker, label
+from tracemask.render.labels import Labelled, Speaker
 from tracemask.render.layout import Layout
 from tracemask.render.reading import History, Reading, behind
 from tracemask.render.stability import Stability
-from tracemask.render.stream import Base, Pieces, Reply, build_base, pieces_of
+from tracemask.render.stream import Base, Pieces, Planned, Reply, build_bases, pieces_of
 from tracemask.render.tokenizer import Tokenizer
 from tracemask.render.turns import Region, Turns
 from tracemask.trace.model import Message, Sampled
@@ -85,18 +86,47 @@ class BranchPlan:
         out.add_text(turn.k, layout, region.start, region.end, Mode.POLICY, encoder)
         return out
 
-    def base(self, end: int, encoder: Encoder) -> Base:
-        """The built base of the render of messages [0, end)."""
-        plan = self.bases[end]
-        if plan.built is None:
-            replies = self._replies()
-            labels = label(plan.layout, self.speakers, plan.regions)
-            verbatim = {k: replies[k] for k in sorted(plan.verbatim)}
-            plan.built = build_base(plan.layout, labels, plan.regions, plan.pieces, verbatim)
-        return plan.built
+    def base(self, end: int) -> Base:
+        """The base of the render named `end`, building all that are not built yet."""
+        if self.bases[end].built is None:
+            build([self])
+        return cast(Base, self.bases[end].built)
+
+    def planned(self, plan: BasePlan) -> Planned:
+        """What a base is built from."""
+        replies = self._replies()
+        render = Labelled(plan.layout, self.speakers, plan.regions)
+        return Planned(render, plan.pieces, {k: replies[k] for k in sorted(plan.verbatim)})
 
     def _replies(self) -> dict[int, Reply]:
         return {turn.k: turn.reply for turn in self.turns if turn.reply is not None}
+
+
+AT_ONCE = 1 << 18
+"""Characters of the renders that share arrays: more would save no time, and one kept sample keeps all of them."""
+
+
+def build(plans: Sequence[BranchPlan]) -> None:
+    """Builds the bases of many branches. Their pieces must be encoded."""
+    waiting: list[BasePlan] = []
+    planned: list[Planned] = []
+    size = 0
+    for plan in plans:
+        for base in plan.bases.values():
+            if base.built is None:
+                waiting.append(base)
+                planned.append(plan.planned(base))
+                size += len(base.layout.text)
+            if size >= AT_ONCE:
+                _build(waiting, planned)
+                waiting, planned, size = [], [], 0
+    _build(waiting, planned)
+
+
+def _build(waiting: Sequence[BasePlan], planned: Sequence[Planned]) -> None:
+    if planned:
+        for plan, base in zip(waiting, build_bases(planned), strict=True):
+            plan.built = base
 
 
 @dataclass

@@ -16,13 +16,13 @@ from tracemask.core.vocab import Origin
 from tracemask.render.budget import MAX_SOURCE, Progress
 from tracemask.render.codegen import refuse_nodes
 from tracemask.render.fields import wrap, wrap_message
-from tracemask.render.provenance import plain
+from tracemask.render.provenance import Text, plain
 from tracemask.render.sandbox import TracingContext, make_environment
-from tracemask.render.tags import MAX_CHARS, At, LimitExceeded, Mark, Tag, Untraceable, check_size
+from tracemask.render.tags import MAX_CHARS, At, LimitExceeded, Mark, Run, Tag, Untraceable, check_size
 from tracemask.render.text import RenderedText, Span
 
 REASONING_NAMES = ("reasoning_content", "thinking", "reasoning")
-MEDIA = ("image", "audio", "video", "file")
+MAX_MESSAGE = 300  # characters of a template's own words in an error
 _PLAIN_NAMES = {
     "Text": "str",
     "Record": "dict",
@@ -119,11 +119,11 @@ class Engine:
     def _refuse_media(self, parts: Sequence[Any], index: int) -> None:
         for part in parts:
             kind = part.get("type") if isinstance(part, Mapping) else None
-            if isinstance(kind, str) and any(medium in kind for medium in MEDIA):
+            if kind is not None and kind != "text":
                 raise RenderError(
                     "TM921",
                     where=f"{self.name}, message {index}",
-                    what=f"a content part of type {kind!r}: images, audio and video are not rendered",
+                    what=f"a content part of type {kind!r}: images, audio, video and files are not rendered",
                     fix="leave the trace out, or replace the part by text",
                 )
 
@@ -139,7 +139,9 @@ class Engine:
 
     def _coded(self, error: Exception, progress: Progress) -> RenderError:
         where = self.name if progress.message < 0 else f"{self.name}, message {progress.message}"
-        message = _WRAPPED.sub(lambda match: f"'{_PLAIN_NAMES[match.group(1)]} object'", str(error))
+        said = str(error)
+        message = said if len(said) <= MAX_MESSAGE else said[:MAX_MESSAGE] + "…"
+        message = _WRAPPED.sub(lambda match: f"'{_PLAIN_NAMES[match.group(1)]} object'", message)
         if isinstance(error, RenderError):
             return error
         if isinstance(error, Untraceable):
@@ -189,24 +191,31 @@ def assemble(pieces: Sequence[tuple[int, str]]) -> RenderedText:
     at = start = 0
     last_message, last_tag = -1, NOTHING
     for message, piece in pieces:
-        for length, tag in ((len(piece), None),) if type(piece) is str else piece._runs:  # pyright: ignore
+        if type(piece) is str:
+            if not piece:
+                continue
+            runs: Sequence[Run] = ((len(piece), None),)
+        else:
+            runs = cast(Text, piece)._runs
+        for length, tag in runs:
             if not length:
-                if type(tag) is Mark and tag.opens:
-                    opened.append(at)
-                elif type(tag) is Mark and opened:
-                    generation.append((opened.pop(), at))
+                if type(tag) is Mark:
+                    if tag.opens:
+                        opened.append(at)
+                    elif opened:
+                        generation.append((opened.pop(), at))
                 continue
             position = message
             if type(tag) is At:
                 position, tag = tag
             if tag is not last_tag or position != last_message:
                 if at > start and (tag != last_tag or position != last_message):
-                    spans.append(new_span(Span, (start, at, last_message, *(last_tag or LITERAL))))
+                    spans.append(new_span(Span, (start, at, last_message) + (last_tag or LITERAL)))
                     start = at
                 last_message, last_tag = position, tag
             at += length
     if at > start:
-        spans.append(new_span(Span, (start, at, last_message, *(last_tag or LITERAL))))
+        spans.append(new_span(Span, (start, at, last_message) + (last_tag or LITERAL)))
     text = plain("".join([piece for _, piece in pieces]))
     return RenderedText(text, spans, (), tuple(sorted(generation)))
 

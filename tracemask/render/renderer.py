@@ -13,7 +13,7 @@ from tracemask.core.errors import RenderError, TracemaskError, UsageError
 from tracemask.core.finding import Finding
 from tracemask.core.fingerprint import fingerprint
 from tracemask.core.vocab import Origin
-from tracemask.render.branch import BranchPlan, Planner
+from tracemask.render.branch import BranchPlan, Planner, build
 from tracemask.render.collector import collector_paused
 from tracemask.render.control import Control
 from tracemask.render.conversation import Conversation, Counter, Renders
@@ -95,6 +95,7 @@ class Renderer:
             for plan in plans:
                 plan.want(self.encoder)
         self.encoder.fill()
+        build([plan for plans in planned for plan in plans])
         return [self._assembler.samples(trace, plans) for trace, plans in zip(batch, planned, strict=True)]
 
     def plan(self, trace: Trace) -> list[BranchPlan]:

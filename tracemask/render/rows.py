@@ -59,7 +59,7 @@ class _Trace:
             row, last = self._turn(plan, turn), turn
         if not plan.turns and not self.stitcher.rows:
             row, _ = self.stitcher.open(np.zeros(0, np.int32), None, 0)
-            base = plan.base(len(plan.messages), self.tools.encoder)
+            base = plan.base(len(plan.messages))
             row.append_from(base, 0, len(base.stream))
             row.tail = (base, len(base.stream))
         if row is not None and last is not None:
@@ -74,7 +74,7 @@ class _Trace:
     # ------------------------------------------------------------------ one turn
 
     def _turn(self, plan: BranchPlan, turn: Turn) -> Row:
-        base = plan.base(turn.end, self.tools.encoder)
+        base = plan.base(turn.end)
         start, end = base.bounds[turn.k]
         if turn.prompt_ids is not None:
             row, have = self.stitcher.open(turn.prompt_ids, None, 0)
@@ -230,7 +230,7 @@ class _Trace:
         more = last.k + 1 < total
         if total not in plan.bases or not (more or last.reply is None):
             return
-        base = plan.base(total, self.tools.encoder)
+        base = plan.base(total)
         if row.tail is not None and row.tail[0] is base:
             row.append_from(base, row.tail[1], len(base.stream))
             row.tail = (base, len(base.stream))

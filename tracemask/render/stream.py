@@ -6,13 +6,14 @@ from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
+from typing import NamedTuple
 
 import numpy as np
 
 from tracemask.core.vocab import Author, Origin, Part, Role
 from tracemask.render.columns import blank
 from tracemask.render.encode import Encoded, Encoder, Mode, Run, byte_to_character, concatenated
-from tracemask.render.labels import Labels
+from tracemask.render.labels import Labelled, Labels, label
 from tracemask.render.layout import Layout
 from tracemask.render.turns import Region
 
@@ -158,26 +159,48 @@ def pieces_of(layout: Layout, regions: Sequence[Region], modes: Mapping[int, Mod
     return out
 
 
-def build_base(layout: Layout, labels: Labels, regions: Sequence[Region], pieces: Pieces,
-               verbatim: Mapping[int, Reply]) -> Base:  # fmt: skip
-    """The stream of a render; `verbatim` replies stand with the ids that the engine returned."""
-    ids = [item.ids for item in pieces.items]
+class Planned(NamedTuple):
+    """A render that becomes a stream: its characters' labels to be, its pieces, replies that stand as sampled."""
+
+    render: Labelled
+    pieces: Pieces
+    verbatim: Mapping[int, Reply]
+
+
+def build_bases(planned: Sequence[Planned]) -> list[Base]:
+    """The streams of renders, which share arrays; `verbatim` replies stand with the ids that the engine returned."""
+    sheet = label([plan.render for plan in planned])
+    counts_of = [len(plan.pieces.items) for plan in planned]
+    items = [item for plan in planned for item in plan.pieces.items]
+    ids = [item.ids for item in items]
     counts = np.fromiter(map(len, ids), np.int64, len(ids))
-    places = np.array(pieces.places, np.int32)
-    characters = concatenated([item.starts for item in pieces.items], np.int32) + np.repeat(places, counts)
-    at = labels.rows_of(characters)
-    stream = _laid(concatenated(ids, np.int32), at, labels)
-    stream.straddles = _straddling(characters, at, labels, len(layout.text))
-    turns = np.array(pieces.turns, np.int32)
-    stream.turn = np.repeat(turns, counts)
-    bounds = _bounds(turns, counts, regions, characters)
-    for turn, reply in verbatim.items():
-        if turn in bounds:
-            put_reply(stream, bounds[turn][0], reply)
-    suspicious = [
-        (place, item.run) for place, item in zip(pieces.places, pieces.items) if item.found and item.run is not None
-    ]
-    return Base(layout, labels, {r.message: r for r in regions}, stream, bounds, suspicious, frozenset(verbatim))
+    places = np.array([place for plan in planned for place in plan.pieces.places], np.int64)
+    places += np.repeat(sheet.offsets, counts_of)
+    characters = concatenated([item.starts for item in items], np.int64) + np.repeat(places, counts)
+    at = sheet.labels.rows_of(characters)
+    stream = _laid(concatenated(ids, np.int32), at, sheet.labels)
+    end = int(sheet.offsets[-1]) + len(planned[-1].render.layout.text)
+    stream.straddles = _straddling(characters, at, sheet.labels, end)
+    stream.turn = np.repeat(np.array([turn for plan in planned for turn in plan.pieces.turns], np.int32), counts)
+    token_ends = np.append(0, np.cumsum(counts))[np.append(0, np.cumsum(counts_of))].tolist()
+    suspicious = any(item.found for item in items)
+    bases: list[Base] = []
+    for index, (plan, start, stop) in enumerate(zip(planned, token_ends, token_ends[1:])):
+        own = stream.cut(start, stop)
+        bounds = _bounds(own.turn, plan.render.regions, characters[start:stop], int(sheet.offsets[index]))
+        for turn, reply in plan.verbatim.items():
+            if turn in bounds:
+                put_reply(own, bounds[turn][0], reply)
+        found = _suspicious(plan.pieces) if suspicious else []
+        regions = {region.message: region for region in plan.render.regions}
+        labels, layout = sheet.cut(index), plan.render.layout
+        bases.append(Base(layout, labels, regions, own, bounds, found, frozenset(plan.verbatim)))
+    return bases
+
+
+def _suspicious(pieces: Pieces) -> list[tuple[int, Run]]:
+    """The runs that hold the text of control tokens, and where they begin."""
+    return [(at, item.run) for at, item in zip(pieces.places, pieces.items) if item.found and item.run is not None]
 
 
 def _straddling(characters: np.ndarray, at: np.ndarray, labels: Labels, size: int) -> np.ndarray:
@@ -186,20 +209,17 @@ def _straddling(characters: np.ndarray, at: np.ndarray, labels: Labels, size: in
     return labels.author[labels.rows_of(last)] != labels.author[at]
 
 
-def _bounds(turns: np.ndarray, counts: np.ndarray, regions: Sequence[Region],
-            characters: np.ndarray) -> dict[int, tuple[int, int]]:  # fmt: skip
-    """Tokens [start, end) of each reply, whose pieces stand side by side."""
-    ends = np.cumsum(counts)
-    last = np.flatnonzero(np.append(turns[1:] != turns[:-1], True)) if len(turns) else np.zeros(0, np.int64)
-    closes = ends[last].tolist()
+def _bounds(turns: np.ndarray, regions: Sequence[Region], characters: np.ndarray,
+            offset: int) -> dict[int, tuple[int, int]]:  # fmt: skip
+    """Tokens [start, end) of each reply, whose tokens stand side by side."""
+    ends = np.append(np.flatnonzero(turns[1:] != turns[:-1]) + 1, len(turns)) if len(turns) else np.zeros(0, np.int64)
+    closes = ends.tolist()
     bounds = {
-        turn: (start, end)
-        for turn, start, end in zip(turns[last].tolist(), [0, *closes], closes, strict=False)
-        if turn >= 0
+        turn: (start, end) for turn, start, end in zip(turns[ends - 1].tolist(), [0, *closes], closes) if turn >= 0
     }
     for region in regions:
         if region.message not in bounds:
-            at = int(np.searchsorted(characters, region.start))
+            at = int(np.searchsorted(characters, region.start + offset))
             bounds[region.message] = (at, at)
     return bounds
 
