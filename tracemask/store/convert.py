@@ -146,7 +146,7 @@ def _write_units(work: Work, units: list[Unit], writer: ShardWriter, skipped: li
     except TracemaskError:
         rendered = None  # one of them is refused: find it below
     for unit in units:
-        faults = [unit.error] if unit.error is not None else []
+        faults = [unit.error, *unit.more_errors] if unit.error is not None else []
         extra = list(unit.findings)
         for trace, touched in zip(unit.traces, unit.rules, strict=False):  # a refused unit has rules only
             try:
@@ -337,8 +337,11 @@ def render_metadata(renderer: Renderer, *, profile: Profile | str = Profile.FAST
 
 
 def _check_options(workers: int, rows: int | None, shard_bytes: int, max_skipped: int, on_error: str) -> None:
-    if workers < 1 or (rows is not None and rows < 1) or shard_bytes < 1 or max_skipped < 0:
-        raise UsageError("TM900", what="workers, rows per shard and shard bytes must be positive, skips not negative")
+    least = {"workers": (workers, 1), "rows per shard": (rows, 1), "shard bytes": (shard_bytes, 1),
+             "skips allowed": (max_skipped, 0)}  # fmt: skip
+    for name, (given, low) in least.items():
+        if given is not None and given < low:
+            raise UsageError("TM900", what=f"{name}: {given}", fix=f"give {low} or more")
     if on_error not in ("skip", "fail"):
         raise UsageError("TM900", what=f"on_error {on_error!r}", fix="use skip or fail")
 
