@@ -104,6 +104,7 @@ SARIF = {
                     "region": {"type": "object", "additionalProperties": False, "properties": {
                         "startLine": {"type": "integer", "minimum": 1},
                         "startColumn": {"type": "integer", "minimum": 1},
+                        "endLine": {"type": "integer", "minimum": 1},
                         "endColumn": {"type": "integer", "minimum": 1}}},
                 }}},
         },
@@ -154,6 +155,106 @@ def test_sarif_follows_the_standard_and_points_to_row_and_token(report):
         assert run["tool"]["driver"]["rules"][result["ruleIndex"]]["id"] == result["ruleId"]
 
 
+def test_sarif_has_what_github_s_code_scanning_asks_for(report, hostile):
+    for each in (report, hostile):
+        (run,) = json.loads(FORMATS["sarif"](each))["runs"]
+        for rule in run["tool"]["driver"]["rules"]:
+            assert all(rule[name]["text"].strip() for name in ("shortDescription", "fullDescription", "help"))
+            assert len(rule["shortDescription"]["text"]) <= 1024 and len(rule["name"]) <= 255
+        prints = [result["partialFingerprints"]["primaryLocationLineHash"] for result in run["results"]]
+        assert prints and len(set(prints)) == len(prints)
+        for result in run["results"]:
+            (location,) = result["locations"]
+            region = location["physicalLocation"]["region"]
+            assert region.keys() == {"startLine", "startColumn", "endLine", "endColumn"}
+            assert region["startLine"] == region["endLine"] and region["startColumn"] < region["endColumn"]
+            assert not location["physicalLocation"]["artifactLocation"]["uri"].startswith("/")
+
+
+def sarif_of(*findings, keep=10, path="d"):
+    collector = Collector(all_rules(), keep=keep)
+    for finding in findings:
+        collector.add(finding)
+    made = Report(path=path, kind="foreign", rows=9, tokens=9, groups=collector.ordered({}, total=9), skipped=[],
+                  ran=(), settings=Settings())  # fmt: skip
+    (run,) = json.loads(FORMATS["sarif"](made))["runs"]
+    return run
+
+
+@pytest.mark.parametrize(
+    ("path", "uri", "line"),
+    [
+        ("data/a b.parquet", "data/a%20b.parquet", 1),
+        ("{here}/data/x.jsonl:21", "data/x.jsonl", 21),
+        ("/elsewhere/x.arrow", "file:///elsewhere/x.arrow", 1),
+        ("s3://bucket/x.arrow", "s3://bucket/x.arrow", 1),
+    ],
+)
+def test_sarif_paths_are_relative_to_the_folder_one_stands_in(path, uri, line, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    run = sarif_of(Finding("TM105", "m", Place(path=path.format(here=tmp_path))))
+    place = run["results"][0]["locations"][0]["physicalLocation"]
+    assert (place["artifactLocation"]["uri"], place["region"]["startLine"]) == (uri, line)
+
+
+def test_sarif_shows_every_cause_when_there_are_more_findings_than_may_be_shown(monkeypatch):
+    monkeypatch.setattr("tracemask.check.formats.sarif.MOST", 4)
+    many = [Finding("TM305", "m", Place(row=i, token=0)) for i in range(9)]
+    run = sarif_of(*many, Finding("TM306", "m", Place(row=3, token=1)))
+    assert sorted(result["ruleId"] for result in run["results"]) == ["TM305", "TM305", "TM305", "TM306"]
+    notes = run["invocations"][0]["toolExecutionNotifications"]
+    assert notes[-1]["message"]["text"] == "4 of 10 findings are listed here"
+
+
+# What junit-10.xsd (Jenkins) and surefire-test-report.xsd (Maven) have in common, stated by us: element -> its
+# attributes (True: required) and its children. A testcase holds them in this order.
+NUMBER, TIME = re.compile(r"[0-9]+"), re.compile(r"[0-9]{1,3}(\.[0-9]{0,3})?")
+JUNIT = {
+    "testsuites": ({"name": False, "time": False, "tests": False, "failures": False, "errors": False}, ("testsuite",)),
+    "testsuite": (
+        {"name": True, "time": False, "tests": True, "failures": True, "errors": True, "skipped": True},
+        ("properties", "testcase"),
+    ),
+    "testcase": ({"name": True, "classname": False, "time": True}, ("failure", "skipped", "error", "system-out")),
+    "failure": ({"message": False, "type": True}, ()),
+    "skipped": ({"message": False}, ()),
+    "system-out": ({}, ()),
+}
+
+
+def junit_faults(element):
+    """What breaks JUNIT, in words."""
+    attributes, children = JUNIT[element.tag]
+    for name, needed in attributes.items():
+        if needed and name not in element.attrib:
+            yield f"{element.tag} without {name}"
+    yield from (f"{element.tag} with {name}" for name in element.attrib if name not in attributes)
+    for name in {"tests", "failures", "errors", "skipped"} & set(element.attrib):
+        if not NUMBER.fullmatch(element.get(name)):
+            yield f"{name} is {element.get(name)}"
+    if "time" in element.attrib and not TIME.fullmatch(element.get("time")):
+        yield f"time is {element.get('time')}"
+    tags = [child.tag for child in element]
+    yield from (f"{tag} in {element.tag}" for tag in tags if tag not in children)
+    if element.tag == "testcase" and tags != sorted(tags, key=children.index):
+        yield f"order {tags}"
+    for child in element:
+        yield from junit_faults(child)
+
+
+@pytest.mark.parametrize("name", ["report", "hostile"])
+def test_junit_keeps_to_what_jenkins_and_surefire_know(name, request):
+    suites = ET.fromstring(FORMATS["junit"](request.getfixturevalue(name)))
+    assert suites.tag == "testsuites" and list(junit_faults(suites)) == []
+
+
+def test_the_statement_of_junit_refuses_what_is_wrong():
+    case = '<testcase name="b" time="0"><failure/></testcase>'
+    wrong = f'<testsuite name="a" tests="x" errors="0" failures="1">{case}</testsuite>'
+    faults = set(junit_faults(ET.fromstring(wrong)))
+    assert faults == {"testsuite without skipped", "tests is x", "failure without type"}
+
+
 def test_junit_has_a_case_per_rule_and_its_counts_add_up(report):
     suites = ET.fromstring(FORMATS["junit"](report))
     (suite,) = suites
@@ -166,7 +267,7 @@ def test_junit_has_a_case_per_rule_and_its_counts_add_up(report):
         assert int(suite.get(attribute)) == sum(tag in kind for kind in kinds)
     assert int(suite.get("tests")) == len(cases) and int(suite.get("failures")) == 1
     for element in (suites, suite):
-        assert {"name", "tests", "failures", "errors", "time"} <= set(element.keys())
+        assert {"name", "tests", "failures", "errors", "time"} <= set(element.attrib)
 
 
 def test_github_lines_are_commands_with_escaped_properties(report):
