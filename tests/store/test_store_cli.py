@@ -97,6 +97,20 @@ def test_bad_input_is_one_coded_line_with_a_remedy(
     assert not (tmp_path / "o" / "manifest.json").exists()
 
 
+def test_what_is_in_the_way_of_the_output_is_said(tracemask: Any, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.tex").write_text("x")
+    for out, says in {"file": "TM932 File exists", "mine": "TM933 the folder is not empty"}.items():
+        code, _, err = tracemask("convert", ROLLOUTS, "-t", TOKENIZER, "-o", tmp_path / out, "--max-skipped", 1)
+        assert code == 2
+        assert says in err
+    assert [path.name for path in (tmp_path / "mine").iterdir()] == ["thesis.tex"]
+    code, _, err = tracemask("convert", ROLLOUTS, "-t", TOKENIZER, "-o", tmp_path / "o", "--workers", 0)
+    assert "TM900 workers: 0" in err
+    assert "fix: give 1 or more" in err
+
+
 def test_stats_prints_tables_and_json(tracemask: Any, shards: Path) -> None:
     code, out, _ = tracemask("stats", shards)
     assert code == 0

@@ -156,12 +156,60 @@ def test_a_receipt_is_valid_only_for_its_plan_range_and_bytes(tmp_path: Path) ->
 def test_a_folder_with_another_dataset_is_refused_unless_forced(tmp_path: Path) -> None:
     dataset(tmp_path, rows(3))
     (tmp_path / "notes.txt").write_text("mine")
-    (tmp_path / ".tmp-left-over").write_text("x")
+    left_over = tmp_path / ".tmp-shard-00000-0123456789ab.arrow.12.0"
+    left_over.write_text("x")
+    (tmp_path / ".tmp-mine").write_text("x")
     with pytest.raises(StoreError, match="TM933"):
         prepare(open_folder(tmp_path), plan="other")
-    assert not (tmp_path / ".tmp-left-over").exists()
+    assert left_over.exists()
     prepare(open_folder(tmp_path), plan="other", force=True)
-    assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
+    assert {path.name for path in tmp_path.iterdir()} == {"notes.txt", ".tmp-mine"}
+
+
+def test_a_folder_of_other_files_is_refused_and_forcing_touches_none_of_them(tmp_path: Path) -> None:
+    strangers = {"data-00000-of-00001.arrow": b"a", "x.receipt.json": b"b", ".tmp-x": b"c"}
+    for name, data in strangers.items():
+        (tmp_path / name).write_bytes(data)
+    with pytest.raises(StoreError, match="TM933 the folder is not empty and holds no dataset: .tmp-x, data-00000"):
+        write_dataset(str(tmp_path), rows(3), metadata=make_metadata())
+    assert files(tmp_path) == strangers
+    write_dataset(str(tmp_path), rows(3), metadata=make_metadata(), force=True)
+    found = files(tmp_path)
+    assert {name: found[name] for name in strangers} == strangers
+    write_dataset(str(tmp_path), rows(3), metadata=make_metadata())  # our dataset, and files beside it
+
+
+@pytest.mark.parametrize("force", [False, True])
+def test_a_manifest_of_another_tool_is_never_replaced(tmp_path: Path, force: bool) -> None:
+    (tmp_path / MANIFEST).write_text('{"name": "an app"}')
+    with pytest.raises(StoreError, match="TM933 manifest.json here is of another tool"):
+        write_dataset(str(tmp_path), rows(3), metadata=make_metadata(), force=force)
+    assert files(tmp_path) == {MANIFEST: b'{"name": "an app"}'}
+
+
+@pytest.mark.parametrize("path", ["file", "file/below"])
+def test_a_file_where_the_folder_should_be_is_named(tmp_path: Path, path: str) -> None:
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(TracemaskError, match=r"TM932 (File exists|Not a directory)") as error:
+        write_dataset(str(tmp_path / path), rows(3), metadata=make_metadata())
+    assert "give a folder" in error.value.fix
+
+
+def test_a_shard_opened_by_its_path_is_compared_with_its_receipt(tmp_path: Path) -> None:
+    found = dataset(tmp_path, rows(6))
+    path = tmp_path / found.shards[0].name
+    assert verify(open_dataset(path)) == []
+    whole = path.read_bytes()
+    at = whole.index(found.row(2)["token_ids"].tobytes())
+    path.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
+    (finding,) = verify(open_dataset(path))
+    assert (finding.code, finding.place.path) == ("TM508", str(path))
+    path.write_bytes(whole)
+    receipt = tmp_path / receipt_name(path.name)
+    receipt.write_bytes(receipt.read_bytes()[:-2])
+    assert [finding.code for finding in verify(open_dataset(path))] == ["TM508"]
+    receipt.unlink()
+    assert verify(open_dataset(path)) == []
 
 
 def _hold(path: str, ready: Any, done: Any) -> None:

@@ -9,7 +9,7 @@ from tracemask.core.errors import StoreError
 from tracemask.core.fingerprint import fingerprint
 from tracemask.store.counts import Counts
 from tracemask.store.folder import Folder, open_folder, put
-from tracemask.store.lock import locked
+from tracemask.store.lock import LOCK, locked
 from tracemask.store.manifest import (
     MANIFEST,
     RECEIPT_SUFFIX,
@@ -18,6 +18,8 @@ from tracemask.store.manifest import (
     Manifest,
     Notes,
     Receipt,
+    is_left_over,
+    is_ours,
     read_receipt,
     receipt_name,
     seal,
@@ -25,7 +27,6 @@ from tracemask.store.manifest import (
     unseal,
 )
 from tracemask.store.row import Row
-from tracemask.store.sink import TEMPORARY
 from tracemask.store.writer import ShardWriter
 
 
@@ -68,13 +69,15 @@ def finish(
 
 
 def prepare(folder: Folder, *, plan: str, force: bool = False) -> None:
-    """Makes the folder ready for a plan: refuses another dataset (TM933) unless `force`, removes what a kill left.
+    """Makes the folder ready for a plan: refuses another dataset, or files that are none (TM933), unless `force`;
+    removes what a kill left.
 
-    Call under the lock. Only files that this store names are ever removed.
+    Call under the lock. Only files that this store names are ever removed, and no manifest.json of another tool.
     """
     folder.make()
-    sweep(folder)
+    _refuse_strangers(folder, force=force)
     if force:
+        sweep(folder)
         remove_dataset(folder)
         return
     other = _other_plan(folder, plan)
@@ -85,19 +88,43 @@ def prepare(folder: Folder, *, plan: str, force: bool = False) -> None:
             what="the folder holds a dataset of other inputs or another configuration",
             fix="choose another folder, or --force to replace it",
         )
+    sweep(folder)
+
+
+def _refuse_strangers(folder: Folder, *, force: bool) -> None:
+    """TM933 where the folder holds files and none of ours; `force` writes beside them."""
+    names = [name for name in folder.names() if name != LOCK and not is_left_over(name)]
+    if not names or any(is_ours(name) for name in names):
+        return
+    if MANIFEST in names and not _is_manifest(folder):
+        what, fix = "manifest.json here is of another tool", "choose another folder"
+        raise StoreError("TM933", where=folder.path, what=what, fix=fix)
+    if MANIFEST not in names and not force:
+        shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+        what = f"the folder is not empty and holds no dataset: {shown}"
+        fix = "choose another folder, or --force to write beside them"
+        raise StoreError("TM933", where=folder.path, what=what, fix=fix)
+
+
+def _is_manifest(folder: Folder) -> bool:
+    try:
+        unseal(Manifest, folder.read(MANIFEST), where=MANIFEST)
+    except StoreError:
+        return False
+    return True
 
 
 def sweep(folder: Folder) -> None:
-    """Removes temporary files."""
+    """Removes what killed writers left."""
     for name in folder.names():
-        if name.startswith(TEMPORARY):
+        if is_left_over(name):
             folder.remove(name)
 
 
 def remove_dataset(folder: Folder) -> None:
     """Removes manifest, receipts and shards, the manifest first."""
     names = folder.names()
-    ours = [name for name in names if name.endswith((RECEIPT_SUFFIX, SHARD_SUFFIX)) or name == MANIFEST]
+    ours = [name for name in names if is_ours(name) or name == MANIFEST]
     for name in sorted(ours, key=lambda name: (name != MANIFEST, not name.endswith(RECEIPT_SUFFIX), name)):
         folder.remove(name)
 

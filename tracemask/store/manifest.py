@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections import Counter
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 MANIFEST = "manifest.json"
 SHARD_SUFFIX = ".arrow"
 RECEIPT_SUFFIX = ".receipt.json"
+_OURS = re.compile(r"shard-[0-9]{5,}-[0-9a-f]{12}(\.arrow|\.receipt\.json)")
+_LEFT = re.compile(re.escape(TEMPORARY) + rf"({_OURS.pattern}|manifest\.json)\.[0-9]+\.[0-9]+")
 
 
 class Document(BaseModel):
@@ -147,6 +150,16 @@ def unseal(kind: type[D], data: bytes, *, where: str) -> D:
     return document
 
 
+def is_ours(name: str) -> bool:
+    """Whether a file has a name that only this store gives: a shard or a receipt."""
+    return _OURS.fullmatch(name) is not None
+
+
+def is_left_over(name: str) -> bool:
+    """Whether a file is what a killed writer of this store left behind."""
+    return _LEFT.fullmatch(name) is not None
+
+
 def receipt_name(shard: str) -> str:
     """The receipt's file name beside its shard."""
     return shard.removesuffix(SHARD_SUFFIX) + RECEIPT_SUFFIX
@@ -162,7 +175,7 @@ def read_manifest(folder: Folder) -> tuple[Manifest, str]:
     """The manifest and its sha256. TM931: no dataset here; TM508: unfinished or broken."""
     if folder.size(MANIFEST) is None:
         names = folder.names()
-        if any(name.endswith((RECEIPT_SUFFIX, SHARD_SUFFIX)) or name.startswith(TEMPORARY) for name in names):
+        if any(is_ours(name) or is_left_over(name) for name in names):
             what = "shards but no manifest: the conversion did not finish"
             raise StoreError(
                 "TM508", where=folder.path, what=what, fix="run the same convert command again, it continues"
@@ -193,15 +206,32 @@ def check_size(folder: Folder, shard: Shard) -> None:
 def verify(dataset: Dataset | str) -> list[Finding]:
     """TM508 findings of a dataset: hashes every shard, receipt and manifest. Foreign datasets have none.
 
-    Any changed, missing or additional byte of any file that belongs to the dataset is found.
+    Any changed, missing or additional byte of any file that belongs to the dataset is found. A shard opened by its own
+    path is compared with the receipt beside it; where there is none, nothing states what it should be.
     """
     paths = (dataset,) if isinstance(dataset, str) else dataset.paths if dataset.kind == "tracemask" else ()
     findings: list[Finding] = []
     for path in paths:
-        if str(path).endswith(SHARD_SUFFIX):
-            continue  # a single shard states no hash of itself
-        findings += _verify_folder(open_folder(path))
+        if path.endswith(SHARD_SUFFIX):
+            findings += _verify_alone(path)
+        else:
+            findings += _verify_folder(open_folder(path))
     return findings
+
+
+def _verify_alone(path: str) -> list[Finding]:
+    """A shard opened by its own path, against the receipt beside it; without one, nothing states its hash."""
+    parent, _, name = path.rpartition("/")
+    folder = open_folder(parent or ".")
+    if folder.size(receipt_name(name)) is None:
+        return []
+    try:
+        receipt = read_receipt(folder, name)
+    except TracemaskError as error:
+        return [_corrupt(error.where, error.what)]
+    if folder.size(name) != receipt.bytes or folder.sha256(name) != receipt.sha256:
+        return [_corrupt(path, "bytes differ from the sha256 in the receipt")]
+    return []
 
 
 def _verify_folder(folder: Folder) -> list[Finding]:
@@ -215,7 +245,7 @@ def _verify_folder(folder: Folder) -> list[Finding]:
         known |= {shard.name, receipt_name(shard.name)}
         findings += _verify_shard(folder, shard)
     for name in folder.names():
-        if name not in known and (name.endswith((SHARD_SUFFIX, RECEIPT_SUFFIX)) or name.startswith(TEMPORARY)):
+        if name not in known and (name.endswith((SHARD_SUFFIX, RECEIPT_SUFFIX)) or is_left_over(name)):
             findings.append(_corrupt(f"{folder.path}/{name}", "not listed in the manifest"))
     return findings
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Protocol
 from tracemask.core.errors import StoreError, UsageError
 from tracemask.core.fingerprint import fingerprint
 from tracemask.store.folder import open_folder
-from tracemask.store.manifest import MANIFEST, SHARD_SUFFIX, check_size, read_manifest
+from tracemask.store.manifest import MANIFEST, SHARD_SUFFIX, check_size, is_left_over, is_ours, read_manifest
 from tracemask.store.row import Row
 from tracemask.store.schema import METADATA_KEY
 from tracemask.store.shard import OpenShard
@@ -165,10 +165,8 @@ def _is_ours(path: str) -> bool:
     """Whether `path` is a folder of convert's, finished or not."""
     if "://" not in path and not Path(path).is_dir():
         return False
-    from tracemask.store.manifest import RECEIPT_SUFFIX
-
     names = open_folder(path).names()
-    return MANIFEST in names or any(name.endswith(RECEIPT_SUFFIX) for name in names)
+    return MANIFEST in names or any(is_ours(name) or is_left_over(name) for name in names)
 
 
 def _try_shard(path: str, columns: tuple[str, ...] | None) -> OpenShard | None:

@@ -15,7 +15,7 @@ from typing import IO, Any, Protocol
 from tracemask.core.errors import StoreError, UsageError
 from tracemask.store.behind import Behind
 
-TEMPORARY = ".tmp-"
+TEMPORARY = ".tmp-"  # then the final name, a process and a number
 _SMALL, _GATHERED = 1 << 16, 1 << 20  # bytes: smaller writes are gathered, up to this
 _SYNCED = 16 << 20  # bytes that the disk may be behind while more are made
 _serial = itertools.count()
@@ -55,7 +55,10 @@ def write_errors(where: str) -> Iterator[None]:
     except OSError as error:
         fixes = {errno.ENOSPC: "free some space and run again: finished shards are kept",
                  errno.EDQUOT: "raise the quota and run again: finished shards are kept",
-                 errno.EACCES: "check the folder's permissions", errno.EROFS: "choose a writable folder"}  # fmt: skip
+                 errno.EACCES: "check the folder's permissions", errno.EROFS: "choose a writable folder",
+                 errno.EEXIST: "a file has this name: give a folder, or a name that is free",
+                 errno.ENOTDIR: "part of the path is a file: give a folder, or a name that is free",
+                 errno.EISDIR: "a folder has this name: give another"}  # fmt: skip
         fix = fixes.get(error.errno or 0, "check the disk or the connection and run again: finished shards are kept")
         raise StoreError("TM932", where=where, what=error.strerror or str(error), fix=fix) from error
 
