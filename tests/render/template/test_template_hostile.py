@@ -9,6 +9,7 @@ import sys
 import time
 
 import pytest
+from hostile_attacks import ATTACKS
 from hostile_templates import BOMBS, ESCAPES
 
 from tracemask.core.errors import RenderError
@@ -20,7 +21,10 @@ CHAT = [
     {"role": "user", "content": "hello world"},
     {"role": "user", "content": "{0.__init__.__globals__}"},
 ]
-INSIDES = re.compile(r"<class|<function|<built-in|__globals__'|mappingproxy|0x[0-9a-f]{6,}|root:x:0")
+INSIDES = re.compile(
+    r"<class|<jinja|<tracemask|object at|<bound|<generator|<module|<function|<built-in|__globals__'|mappingproxy"
+    r"|0x[0-9a-f]{6,}|root:x:0"
+)
 SLOW_MACHINE = 8  # a loaded machine may give a worker an eighth of its CPU
 
 
@@ -57,8 +61,24 @@ def test_a_walk_out_of_the_sandbox_reaches_nothing(name: str) -> None:
     assert outcome("{{ messages[1].content }}") == CHAT[1]["content"]
 
 
+@pytest.mark.parametrize("name", ATTACKS)
+def test_an_attack_ends_in_a_coded_refusal_or_in_harmless_text(name: str) -> None:
+    start = time.monotonic()
+    result = outcome(ATTACKS[name])
+    took = time.monotonic() - start
+    if isinstance(result, RenderError):
+        assert result.code in ("TM920", "TM921", "TM922")
+        assert "stranger" in result.where
+        assert 0 < len(result.what) < 500, "a template's own words are cut"
+    else:
+        assert len(result) <= 1 << 24
+        assert not INSIDES.search(result[:10_000]), result[:200]
+    assert took < 2.0 * SLOW_MACHINE
+    assert outcome("fine {{ messages[0].content }}") == "fine hello world"
+
+
 def test_there_are_more_than_forty_attacks() -> None:
-    assert len(BOMBS) + len(ESCAPES) > 100
+    assert len(BOMBS) + len(ESCAPES) + len(ATTACKS) > 200
 
 
 def test_the_limits_are_those_that_the_documentation_names() -> None:

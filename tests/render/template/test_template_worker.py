@@ -190,8 +190,10 @@ def test_rendering_changes_no_message() -> None:
     assert messages == [{"role": "user", "content": None, "extra": {"a": [1]}, "reasoning": "r"}]
 
 
-@pytest.mark.parametrize("kind", ["image", "image_url", "input_audio", "video"])
-def test_media_parts_are_refused_with_their_message(both: tuple[Template, Template], kind: str) -> None:
+@pytest.mark.parametrize(
+    "kind", ["image", "image_url", "input_audio", "video", "IMAGE", "pdf", "thinking", "input_text"]
+)
+def test_parts_that_are_no_text_are_refused_with_their_message(both: tuple[Template, Template], kind: str) -> None:
     messages = [{"role": "user", "content": "a"}, {"role": "user", "content": [{"type": kind}, {"type": "text"}]}]
     for template in both:
         with pytest.raises(RenderError) as caught:
