@@ -9,6 +9,7 @@ import os
 import random
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ import pytest
 from store_rows import dataset, files, rows
 
 from tracemask.core.errors import StoreError, TracemaskError
+from tracemask.store import lock as locks
 from tracemask.store import sink as sinks
 from tracemask.store.commit import prepare, valid_receipt, write_dataset
 from tracemask.store.folder import open_folder, put
@@ -248,14 +250,47 @@ def test_the_lock_of_a_killed_writer_is_free_at_once(tmp_path: Path) -> None:
         pass
 
 
-def test_a_lock_left_in_an_object_store_is_taken_only_by_force() -> None:
+def test_a_lock_left_in_an_object_store_is_taken_once_it_lapsed_or_by_force(monkeypatch: pytest.MonkeyPatch) -> None:
     folder = open_folder("memory://store-lock")
     put(folder, LOCK, b'{"host": "elsewhere", "pid": 1}')
-    with pytest.raises(StoreError, match="process 1 on elsewhere"), locked(folder):
+    with pytest.raises(StoreError, match="process 1 on elsewhere") as error, locked(folder):
         pass
+    assert "if it was killed, run again in 60 s" in error.value.fix
     with locked(folder, force=True):
         pass
     assert folder.names() == []
+    put(folder, LOCK, b'{"host": "elsewhere", "pid": 1}')
+    monkeypatch.setattr(locks, "LAPSE", 0.2)
+    time.sleep(0.25)
+    with locked(folder):
+        pass
+    assert folder.names() == []
+
+
+def test_a_lock_in_an_object_store_is_kept_alive_by_its_owner(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(locks, "BEAT", 0.02)
+    monkeypatch.setattr(locks, "LAPSE", 2.0)
+    folder = open_folder("memory://store-beat")
+    with locked(folder):
+        first = folder.modified(LOCK)
+        deadline = time.monotonic() + 20
+        while folder.modified(LOCK) == first and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert folder.modified(LOCK) != first
+        with pytest.raises(StoreError, match="TM930"), locked(folder):
+            pass
+    assert folder.names() == []
+
+
+def test_a_lock_of_unknown_age_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = open_folder("memory://store-ageless")
+    monkeypatch.setattr(type(folder), "modified", lambda *_: None)
+    put(folder, LOCK, b"")
+    with pytest.raises(StoreError, match="TM930") as error, locked(folder):
+        pass
+    assert "remove the lock object" in error.value.fix
+    assert folder.names() == [LOCK]
+    folder.remove(LOCK)
 
 
 @pytest.fixture

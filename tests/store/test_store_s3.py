@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,8 +13,8 @@ from store_rows import ROLLOUTS, TOKENIZER, files
 
 from tracemask.core.errors import StoreError
 from tracemask.store.convert import RenderConfig, convert
-from tracemask.store.folder import open_folder
-from tracemask.store.lock import LOCK
+from tracemask.store.folder import open_folder, put
+from tracemask.store.lock import LOCK, locked
 from tracemask.store.manifest import verify
 from tracemask.store.reader import open_dataset
 
@@ -64,6 +65,19 @@ def test_a_conversion_into_a_bucket_continues_where_it_was_killed(bucket: str, t
     assert summary.reused == 2
     convert(str(ROLLOUTS), str(tmp_path / "out"), render=RENDER, rows_per_shard=10)
     assert {name: folder.read(name) for name in folder.names()} == files(tmp_path / "out")
+
+
+def test_the_age_of_a_lock_in_a_bucket_is_told_by_the_bucket(bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = open_folder(f"{bucket}/lock")
+    put(folder, LOCK, b'{"host": "elsewhere", "pid": 1}')
+    with pytest.raises(StoreError, match="process 1 on elsewhere") as error, locked(folder):
+        pass
+    assert "run again in" in error.value.fix
+    monkeypatch.setattr("tracemask.store.lock.LAPSE", 0.5)
+    time.sleep(2)
+    with locked(folder):
+        assert b"elsewhere" not in folder.read(LOCK)
+    assert folder.names() == []
 
 
 def test_a_truncated_object_is_refused(bucket: str) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Protocol
 
@@ -33,6 +34,9 @@ class Folder(Protocol):
         ...
 
     def sha256(self, name: str) -> str: ...
+    def modified(self, name: str) -> datetime | None:
+        """When the file was last written, by the clock of the place; None where it does not say."""
+        ...
 
 
 def open_folder(path: str | os.PathLike[str]) -> Folder:
@@ -95,6 +99,10 @@ class LocalFolder:
         with write_errors(str(self._root / name)), open(self._root / name, "rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
 
+    def modified(self, name: str) -> datetime | None:
+        with write_errors(str(self._root / name)):
+            return datetime.fromtimestamp((self._root / name).stat().st_mtime, UTC)
+
 
 class ObjectFolder:
     """A prefix of an object store, through fsspec; one put makes one object, whole or not at all."""
@@ -147,3 +155,10 @@ class ObjectFolder:
 
     def sha256(self, name: str) -> str:
         return hashlib.sha256(self.read(name)).hexdigest()
+
+    def modified(self, name: str) -> datetime | None:
+        try:
+            with write_errors(f"{self.path}/{name}"):
+                return self._fs.modified(self._at(name))
+        except NotImplementedError:
+            return None
