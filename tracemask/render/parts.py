@@ -34,7 +34,15 @@ CALL_TAGS = (
 )
 _CLOSER: dict[str, str | None] = dict((*REASONING_TAGS, *CALL_TAGS))
 _PART = {opener: Part.REASONING for opener, _ in REASONING_TAGS} | {opener: Part.TOOL_CALL for opener, _ in CALL_TAGS}
-_OPENER = re.compile("|".join(re.escape(tag) for tag in sorted(_PART, key=len, reverse=True)))
+_HEADER = "<|start|>assistant"
+_RECIPIENT = r" to=[^\s<]+ ?<\|channel\|>commentary"
+_OPENER = re.compile(
+    f"(?:{re.escape(_HEADER)})?(?:"
+    + "|".join([_RECIPIENT, *(re.escape(tag) for tag in sorted(_PART, key=len, reverse=True) if "<|channel|>" in tag)])
+    + ")|"
+    + "|".join(re.escape(tag) for tag in sorted(_PART, key=len, reverse=True))
+)
+"""A harmony block begins with its own header; a call may name its recipient before its channel."""
 _EMPTY = re.compile(
     r"\s*(?:" + "|".join(re.escape(a) + r"\s*" + re.escape(b) for a, b in REASONING_TAGS[:-2]) + r")\s*"
 )
@@ -68,11 +76,12 @@ def reply_parts(text: str, *, opened: str | None = None) -> tuple[list[int], lis
         at = close + len(opened)
         starts, parts = [0, at], [Part.REASONING, Part.CONTENT]
     while (match := _OPENER.search(text, at)) is not None:
-        closer = _CLOSER[match[0]]
+        opener = match[0].removeprefix(_HEADER)
+        closer = _CLOSER.get(opener)
         close = text.find(closer, match.end()) if closer else -1
         at = len(text) if close < 0 else close + len(closer or "")
         starts += [match.start(), at]
-        parts += [_PART[match[0]], Part.CONTENT]
+        parts += [_PART.get(opener, Part.TOOL_CALL), Part.CONTENT]
     return starts, parts
 
 
