@@ -277,10 +277,28 @@ def test_many_small_files_share_shards_and_keep_their_order(tmp_path: Path) -> N
     assert paths == [f"{k}.jsonl" for k in range(7) for _ in range(2)]
 
 
+@pytest.mark.parametrize("workers", [1, 2])
+def test_progress_moves_within_a_shard(tmp_path: Path, workers: int) -> None:
+    """Two shards of 160 records: who shows a bar must not wait for half of the work."""
+    source = tmp_path / "many.jsonl"
+    lines = ROLLOUTS.read_bytes().splitlines(keepends=True)[:8]
+    source.write_bytes(b"".join(lines * 40))
+    seen: list[Progress] = []
+    convert(
+        str(source), str(tmp_path / "out"), render=RENDER, rows_per_shard=160, workers=workers, progress=seen.append
+    )
+    done = [progress.done for progress in seen]
+    assert done == sorted(done)
+    assert (done[-1], seen[-1].total, seen[-1].shards) == (320, 320, 2)
+    assert any(progress.shards == 0 and progress.done > 0 for progress in seen)
+    assert len(set(done)) >= 4
+
+
 def test_progress_reaches_the_total_and_tells_what_was_reused(tmp_path: Path) -> None:
     source, seen = log(tmp_path / "a.jsonl", 6), []
     convert(str(source), str(tmp_path / "out"), render=RENDER, rows_per_shard=2, progress=seen.append)
-    assert [progress.done for progress in seen] == [2, 4, 6]
+    assert [progress.done for progress in seen] == [2, 2, 4, 4, 6, 6]  # rows of a shard, then the shard
+    assert [progress.shards for progress in seen] == [0, 1, 1, 2, 2, 3]
     assert seen[-1] == Progress(done=6, total=6, shards=3, reused=0, rows=6, tokens=seen[-1].tokens, skipped=0)
     convert(str(source), str(tmp_path / "out"), render=RENDER, rows_per_shard=2, progress=seen.append)
     assert seen[-1].reused == 3

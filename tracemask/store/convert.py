@@ -1,240 +1,42 @@
 """From logs to a dataset: every range of the input becomes one committed shard, whoever does it. Knows no weight.
 
-`convert_range` is pure: the same work and range give the same bytes in any process, on any machine. Engines only
-schedule ranges; that nothing is lost or done twice comes from names and receipts.
+Engines only schedule ranges; that nothing is lost or done twice comes from names and receipts.
 """
 
 from __future__ import annotations
 
-import hashlib
 import os
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
-from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Literal
+from functools import partial
+from typing import Any, Protocol
 
-import numpy as np
-
-from tracemask.core.errors import StoreError, TracemaskError, UsageError
+from tracemask.core.errors import StoreError, UsageError
 from tracemask.core.fingerprint import fingerprint
 from tracemask.core.registry import Table
-from tracemask.store.commit import finish, prepare, remove_dataset, valid_receipt
+from tracemask.store.commit import finish, prepare, remove_dataset
 from tracemask.store.fetch import local_copies
 from tracemask.store.folder import open_folder
 from tracemask.store.lock import locked
-from tracemask.store.manifest import Input, Manifest, Notes, Receipt, Skip
+from tracemask.store.manifest import Input, Manifest, Receipt
 from tracemask.store.plan import DEFAULT_SHARD_BYTES, Range, cut, describe, units_per_shard
-from tracemask.store.row import Row
-from tracemask.store.rows import of_sample
-from tracemask.store.schema import FORMAT_VERSION, Profile, make_metadata
+from tracemask.store.progress import Progress, Run
+from tracemask.store.render_config import RenderConfig, render_metadata
+from tracemask.store.schema import FORMAT_VERSION, Profile
 from tracemask.store.summary import Summary
-from tracemask.store.writer import ShardWriter
+from tracemask.store.work import Tell, Work
 from tracemask.trace.authors import AuthorRules
-from tracemask.trace.invariants import findings
-from tracemask.trace.reading import OnError, Unit, inputs, read_units
+from tracemask.trace.reading import OnError, inputs
 
-if TYPE_CHECKING:
-    from tracemask.render.renderer import Renderer
-
-_VOCABULARY_PADDING = 1024  # models pad their embedding by less; an id in the padding is for check to judge (TM201)
-_RENDER_AT_ONCE = 32  # traces whose runs are encoded in one batch
+__all__ = ["ENGINES", "Engine", "Progress", "RenderConfig", "convert"]
 
 
-@dataclass(frozen=True)
-class RenderConfig:
-    """What a Renderer is made of, as plain values that travel to workers.
+class Engine(Protocol):
+    """Does the ranges in any order, anywhere; receipts as they are done. tell: takes units done in between."""
 
-    tokenizer: folder or file. template: Jinja source text, None: the tokenizer's own. date: ISO, None: the pinned one.
-    """
-
-    tokenizer: str
-    template: str | None = None
-    template_kwargs: tuple[tuple[str, Any], ...] = ()
-    history: str = "auto"
-    control_text: Literal["text", "ids"] = "text"
-    stop: tuple[str, ...] | None = None
-    backend: str = "auto"
-    date: str | None = None
-
-    def build(self) -> Renderer:
-        """The renderer; one per process and configuration."""
-        return _renderer(self)
+    def __call__(self, work: Work, ranges: Sequence[Range], tell: Tell, *, workers: int) -> Iterator[Receipt]: ...
 
 
-@lru_cache(maxsize=4)
-def _renderer(config: RenderConfig) -> Renderer:
-    from tracemask.render.renderer import Renderer
-
-    return Renderer(
-        config.tokenizer,
-        template=config.template,
-        template_kwargs=dict(config.template_kwargs),
-        history=config.history,
-        control_text=config.control_text,
-        stop=config.stop,
-        backend=config.backend,
-        date=config.date,
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class Work:
-    """Everything that a range needs besides itself; picklable."""
-
-    out: str
-    plan: str
-    render: RenderConfig
-    metadata: dict[str, Any]
-    on_error: OnError = "skip"
-    authors: AuthorRules | None = None
-    strict: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Progress:
-    """What a conversion has done. done, total: units; reused: shards that an earlier run had finished."""
-
-    done: int
-    total: int
-    shards: int
-    reused: int
-    rows: int
-    tokens: int
-    skipped: int
-
-
-Engine = Callable[[Work, Sequence[Range], int], Iterator[Receipt]]
 ENGINES: Table[Engine] = Table("engine", local="tracemask.store.engines:local", ray="tracemask.store.engines:ray_tasks")
-
-
-def convert_range(work: Work, span: Range) -> Receipt:
-    """Renders the units of one range into one committed shard; returns its receipt."""
-    folder = open_folder(work.out)
-    skipped: list[Skip] = []
-    reading = Notes()
-    with ShardWriter(folder, span.name, metadata=work.metadata, plan=work.plan, span=(span.start, span.stop)) as writer:
-        for units in _chunks(_units(work, span)):
-            for unit in units:
-                reading.add(Notes(unknown_fields=dict(unit.unknown), notes=dict(unit.notes)))
-            _write_units(work, units, writer, skipped, reading)
-        return writer.commit(skipped=skipped, reading=reading)
-
-
-def _units(work: Work, span: Range) -> Iterator[Unit]:
-    for file, piece in span.pieces:
-        yield from read_units(file, at=piece, authors=work.authors, strict=work.strict)
-
-
-def _chunks(units: Iterator[Unit]) -> Iterator[list[Unit]]:
-    chunk: list[Unit] = []
-    for unit in units:
-        chunk.append(unit)
-        if len(chunk) == _RENDER_AT_ONCE:
-            yield chunk
-            chunk = []
-    if chunk:
-        yield chunk
-
-
-def _write_units(work: Work, units: list[Unit], writer: ShardWriter, skipped: list[Skip], reading: Notes) -> None:
-    """Adds the rows of `units` in order; what cannot become rows is skipped with its reason, or raised."""
-    renderer = work.render.build()
-    traces = [trace for unit in units for trace in unit.traces]
-    try:
-        rendered = iter(renderer.render_many(traces))
-    except TracemaskError:
-        rendered = None  # one of them is refused: find it below
-    for unit in units:
-        faults = [unit.error, *unit.more_errors] if unit.error is not None else []
-        extra = list(unit.findings)
-        for trace, touched in zip(unit.traces, unit.rules, strict=False):  # a refused unit has rules only
-            try:
-                samples = next(rendered) if rendered is not None else renderer.render(trace)
-                if not samples:
-                    raise StoreError("TM904", what="the trace renders to no tokens", fix="remove it")
-                noted = [*extra, *findings(trace), *samples[0].findings]
-                samples[0] = replace(samples[0], findings=noted)
-                rows = [of_sample(sample, trace) for sample in samples]
-                _refuse_rows(rows, renderer.tokenizer.size)
-                extra = []
-            except TracemaskError as error:
-                faults.append(_placed(error, trace.id, trace.source.path if trace.source else None, unit.line))
-                continue
-            for row in rows:
-                writer.add(row)
-                if touched:
-                    reading.add(Notes(author_rules=_tokens_by_rule(row, touched)))
-        for fault in faults:
-            if work.on_error == "fail":
-                raise fault
-            skipped.append(Skip(code=fault.code, where=fault.where, what=fault.what, fix=fault.fix))
-
-
-def _tokens_by_rule(row: Row, touched: dict[int, str]) -> dict[str, int]:
-    """How many of the row's tokens lie in messages that each author rule touched. touched: message → rule label."""
-    out: Counter[str] = Counter()
-    for message, label in touched.items():
-        out[label] += int(np.count_nonzero(row["message"] == message))
-    return dict(out)
-
-
-def _refuse_rows(rows: list[Row], size: int) -> None:
-    """TM501 on a column that no shard can hold; TM205 on an id beyond the vocabulary and a model's padding of it."""
-    for row in rows:
-        if "reward" in row.columns:
-            what = "a column 'reward' of the engine: a shard holds one reward a row"
-            raise StoreError("TM501", where=str(row.scalars["id"]), what=what, fix="rename it where it is recorded")
-        top = int(row["token_ids"].max(initial=0))
-        if top >= size + _VOCABULARY_PADDING:
-            what = f"token id {top} in a vocabulary of {size}: sampled with another tokenizer"
-            raise StoreError("TM205", what=what, fix="give the tokenizer of the model that sampled the log")
-
-
-def _placed(error: TracemaskError, trace_id: str, path: str | None, line: int) -> TracemaskError:
-    """The error with file and line in front of its place in the trace."""
-    place = f"{path}:{line}" if path else trace_id
-    where = error.where if path and error.where.startswith(path) else f"{place}:{error.where}".rstrip(":")
-    return type(error)(error.code, where=where, what=error.what, fix=error.fix)
-
-
-@dataclass
-class _Run:
-    """Receipts as they come, and what the callback is told."""
-
-    ranges: list[Range]
-    progress: Callable[[Progress], None] | None
-    receipts: dict[str, Receipt] = field(default_factory=dict)
-    reused: int = 0
-
-    def through(self, work: Work, engine: Callable[[list[Range]], Iterator[Receipt]]) -> list[Receipt]:
-        """The receipts of all ranges: those that an earlier run left, and the engine's for the rest."""
-        folder = open_folder(work.out)
-        for span in self.ranges:
-            done = valid_receipt(folder, span.name, plan=work.plan, span=(span.start, span.stop))
-            if done is not None:
-                self.reused += 1
-                self._take(done)
-        for receipt in engine([span for span in self.ranges if span.name not in self.receipts]):
-            self._take(receipt)
-        return [self.receipts[span.name] for span in self.ranges]
-
-    def _take(self, receipt: Receipt) -> None:
-        self.receipts[receipt.name] = receipt
-        if self.progress is None:
-            return
-        done = list(self.receipts.values())
-        self.progress(
-            Progress(
-                done=sum(one.range[1] - one.range[0] for one in done),
-                total=self.ranges[-1].stop,
-                shards=len(done),
-                reused=self.reused,
-                rows=sum(one.counts.rows for one in done),
-                tokens=sum(one.counts.tokens for one in done),
-                skipped=sum(len(one.skipped) for one in done),
-            )
-        )
 
 
 def convert(
@@ -276,17 +78,18 @@ def convert(
         metadata = render_metadata(render.build(), profile=profile)
         config = _config(render, Profile(profile), every, rules, strict)
         plan = fingerprint([one.model_dump() for one in described], config)
-        run = _Run(cut(files, every=every, plan=plan), progress)
+        run = Run(cut(files, every=every, plan=plan), progress)
         work = Work(out, plan, render, metadata, "fail" if on_error == "fail" else "skip", rules, strict)
-        manifest = _write(run, work, lambda todo: run_engine(work, todo, workers), config, described, force=force)
+        started = partial(run_engine, work, workers=workers)
+        manifest = _write(run, work, started, config, described, force=force)
     how = {"format": files[0].format, "why": files[0].why}
     return Summary.of(manifest, out=out, reused=run.reused, max_skipped=max_skipped, **how)
 
 
 def _write(
-    run: _Run,
+    run: Run,
     work: Work,
-    engine: Callable[[list[Range]], Iterator[Receipt]],
+    engine: Callable[[list[Range], Tell], Iterator[Receipt]],
     config: dict[str, Any],
     described: list[Input],
     *,
@@ -320,20 +123,6 @@ def _config(
         "authors": None if rules is None else rules.to_json(),
         "strict": strict,
     }
-
-
-def render_metadata(renderer: Renderer, *, profile: Profile | str = Profile.FAST) -> dict[str, Any]:
-    """What shards say about the renderer that made them. invariants: the trace's own faults are in `findings`."""
-    from tracemask.render.renderer import RENDERER_VERSION
-
-    made = make_metadata(
-        tokenizer_sha256=renderer.tokenizer.sha256,
-        vocab_size=renderer.tokenizer.size,
-        template_sha256=hashlib.sha256(renderer.template.source.encode()).hexdigest(),
-        renderer_version=RENDERER_VERSION,
-        profile=profile,
-    )
-    return {**made, "invariants": 1}
 
 
 def _check_options(workers: int, rows: int | None, shard_bytes: int, max_skipped: int, on_error: str) -> None:

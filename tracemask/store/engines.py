@@ -9,27 +9,39 @@ from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wai
 from concurrent.futures.process import BrokenProcessPool
 from itertools import islice
 from multiprocessing import get_context, parent_process
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tracemask.core.errors import MissingExtra, StoreError, TracemaskError
-from tracemask.store.convert import Work, convert_range
 from tracemask.store.manifest import Receipt
 from tracemask.store.plan import Range
+from tracemask.store.work import Tell, Work, convert_range
 
+if TYPE_CHECKING:
+    from multiprocessing.sharedctypes import Synchronized
+
+_LOOK = 0.2  # seconds between looks at what the workers have done
 _RETRIES = 3  # of a Ray task whose worker died; a range is the same work each time
 
 
-def local(work: Work, ranges: Sequence[Range], workers: int) -> Iterator[Receipt]:
+def local(work: Work, ranges: Sequence[Range], tell: Tell, *, workers: int) -> Iterator[Receipt]:
     """In this process (one worker), or in a pool of spawned processes; receipts as they are done."""
     if workers == 1 or len(ranges) <= 1:
         for span in ranges:
-            yield convert_range(work, span)
+            yield convert_range(work, span, tell)
         return
-    pool = ProcessPoolExecutor(min(workers, len(ranges)), mp_context=get_context("spawn"), initializer=_start_worker)
+    context = get_context("spawn")
+    units = context.Value("q", 0)
+    pool = ProcessPoolExecutor(
+        min(workers, len(ranges)), mp_context=context, initializer=_start_worker, initargs=(units,)
+    )
+    told = 0
     try:
-        waiting = {pool.submit(convert_range, work, span) for span in ranges}
+        waiting: set[Future[Receipt]] = {pool.submit(_in_worker, work, span) for span in ranges}
         while waiting:
-            done, waiting = _first(waiting)
+            done, waiting = wait(waiting, timeout=_LOOK, return_when=FIRST_COMPLETED)
+            if (now := units.value) > told:
+                tell(now - told)
+                told = now
             for future in done:
                 yield future.result()
     except BrokenProcessPool as error:
@@ -38,14 +50,16 @@ def local(work: Work, ranges: Sequence[Range], workers: int) -> Iterator[Receipt
         pool.shutdown(wait=True, cancel_futures=True)
 
 
-def _first(waiting: set[Future[Receipt]]) -> tuple[set[Future[Receipt]], set[Future[Receipt]]]:
-    done, left = wait(waiting, return_when=FIRST_COMPLETED)
-    return done, left
+class _Worker:
+    """What a worker process was started with. units: those that became rows in all workers together."""
+
+    units: Synchronized[int]
 
 
-def _start_worker() -> None:
+def _start_worker(units: Synchronized[int]) -> None:
     """One thread a worker, and no worker outlives its parent: an orphan would go on writing beside the next run."""
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    _Worker.units = units
     parent = parent_process()
     assert parent is not None
 
@@ -56,9 +70,18 @@ def _start_worker() -> None:
     threading.Thread(target=watch, daemon=True).start()
 
 
-def ray_tasks(work: Work, ranges: Sequence[Range], workers: int) -> Iterator[Receipt]:
+def _in_worker(work: Work, span: Range) -> Receipt:
+    def tell(units: int) -> None:
+        with _Worker.units.get_lock():
+            _Worker.units.value += units
+
+    return convert_range(work, span, tell)
+
+
+def ray_tasks(work: Work, ranges: Sequence[Range], tell: Tell, *, workers: int) -> Iterator[Receipt]:
     """As Ray tasks, `workers` at a time. Uses the cluster that is connected, or starts a local one and stops it again.
 
+    Tells nothing between receipts: progress moves by shards.
     On a cluster, inputs and output must be reachable under the same path from every node.
     """
     try:
