@@ -219,7 +219,7 @@ def test_numbers_that_json_does_not_have_are_kept_and_found(tmp_path: Path) -> N
 
 
 def test_arguments_that_nest_too_deep_are_kept_as_text(tmp_path: Path) -> None:
-    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": nested(DEEP + 1)}}
+    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": nested(DEEP + 100)}}
     (trace,) = lines(tmp_path / "log.jsonl", row({"role": "assistant", "content": "", "tool_calls": [call]}))
     block = trace.messages[1].blocks[1]
     assert (block.arguments, block.parse_error) == (None, f"nested deeper than {DEEP} levels")  # type: ignore[union-attr]

@@ -20,7 +20,7 @@ from tracemask.trace.model import (
     ToolResult,
     Trace,
 )
-from tracemask.trace.parse import loads_text
+from tracemask.trace.parse import DEEP, loads_text, too_deep
 from tracemask.trace.parts import content_blocks
 from tracemask.trace.plain import plain_message
 from tracemask.trace.sampled import sampled_from_fields
@@ -112,6 +112,8 @@ def messages_from_chat(messages: Any, *, where: str = "messages", clean: bool = 
         try:
             message = plain_message(raw, index, not seen_user)
             if message is None:
+                if not clean and too_deep(raw):
+                    raise TraceError("TM911", where=place, what="nested too deep", fix=f"at most {DEEP} levels")
                 message = message_from_chat(raw, index, where=place, first_user=not seen_user)
         except ValidationError as error:
             field, reason = first_problem(error)

@@ -32,6 +32,10 @@ class Fields:
         """The key is there and not yet taken, null included."""
         return key in self._left
 
+    def empty(self) -> bool:
+        """Nothing is left to take."""
+        return not self._left
+
     def get(self, key: str) -> Any:
         """The value without taking it."""
         return self._left.get(key)

@@ -15,6 +15,7 @@ from tracemask.trace.parse import DEEP, may_hold_long_integer
 
 _new = object.__new__
 # The slots themselves: going through the models' __setattr__ costs a quarter more.
+_set_values = vars(BaseModel)["__dict__"].__set__
 _set_given = vars(BaseModel)["__pydantic_fields_set__"].__set__
 _set_extra = vars(BaseModel)["__pydantic_extra__"].__set__
 _set_private = vars(BaseModel)["__pydantic_private__"].__set__
@@ -22,17 +23,16 @@ _GIVEN = {"id", "role", "author", "blocks", "extra", "parts", "copied"}
 _TOOL_KEYS = frozenset({"role", "content", "tool_call_id", "name"})
 _REPLY_KEYS = frozenset({"role", "content", "reasoning_content", "tool_calls"})
 _MESSAGE = dict(vars(Message.model_construct(id="", role="user", author="user")))
-_TEXT = dict(vars(Text.model_construct(text="")))
-_REASONING = dict(vars(Reasoning.model_construct()))
 _RESULT = dict(vars(ToolResult.model_construct()))
+_REASONING = dict(vars(Reasoning.model_construct()))
 _CALL = dict(vars(ToolCall.model_construct(name="")))
 _SHORT = 19  # below it no integer of the text can leave 64 bits
 
 
 def _build(kind: Any, values: dict[str, Any], given: set[str]) -> Any:
-    """An instance of a model with a copy of complete, already valid values."""
+    """An instance of a model that takes over complete, already valid values."""
     made = _new(kind)
-    made.__dict__.update(values)
+    _set_values(made, values)
     _set_given(made, given)
     _set_extra(made, {})
     _set_private(made, None)
@@ -40,20 +40,17 @@ def _build(kind: Any, values: dict[str, Any], given: set[str]) -> Any:
 
 
 def _text(text: str) -> Text:
-    made = _build(Text, _TEXT, {"text"})
-    made.__dict__["text"] = text
-    return made
+    return _build(Text, {"type": "text", "text": text, "author": None}, {"text"})
 
 
 def _message(index: int, role: str, author: str, blocks: list[Any]) -> Message:
-    made = _build(Message, _MESSAGE, _GIVEN.copy())
-    values = made.__dict__
+    values = _MESSAGE.copy()
     values["id"] = f"m{index}"
     values["role"] = role
     values["author"] = author
     values["blocks"] = blocks
     values["extra"] = {}
-    return made
+    return _build(Message, values, _GIVEN.copy())
 
 
 def plain_message(raw: Any, index: int, first_user: bool) -> Message | None:
@@ -80,9 +77,9 @@ def _tool(raw: dict[str, Any], content: Any, index: int) -> Message | None:
         return None
     if (call_id is not None and type(call_id) is not str) or (name is not None and type(name) is not str):
         return None
-    result = _build(ToolResult, _RESULT, {"call_id", "name", "content", "is_error"})
-    values = result.__dict__
+    values = _RESULT.copy()
     values["call_id"], values["name"], values["content"] = call_id, name, [_text(content)]
+    result = _build(ToolResult, values, {"call_id", "name", "content", "is_error"})
     message = _message(index, "tool", "environment", [result])
     vars(message)["name"] = name
     return message
@@ -96,9 +93,9 @@ def _reply(raw: dict[str, Any], content: Any, index: int) -> Message | None:
     if thought is not None:
         if type(thought) is not str:
             return None
-        reasoning = _build(Reasoning, _REASONING, {"text", "field"})
-        reasoning.__dict__["text"] = thought
-        blocks.append(reasoning)
+        values = _REASONING.copy()
+        values["text"] = thought
+        blocks.append(_build(Reasoning, values, {"text", "field"}))
     if content is not None:
         blocks.append(_text(content))
     if calls is not None:
@@ -132,7 +129,6 @@ def _call(raw: Any) -> ToolCall | None:
         return None
     if type(parsed) is not dict:
         return None
-    call = _build(ToolCall, _CALL, {"id", "name", "raw_arguments", "arguments"})
-    values = call.__dict__
+    values = _CALL.copy()
     values["id"], values["name"], values["raw_arguments"], values["arguments"] = call_id, name, arguments, parsed
-    return call
+    return _build(ToolCall, values, {"id", "name", "raw_arguments", "arguments"})

@@ -20,21 +20,25 @@ def trace_scalars(row: Fields, *, default_id: str) -> dict[str, Any]:
 
     Absent stays absent: nothing is read as zero. Raises TraceError TM911 naming the field.
     """
-    out: dict[str, Any] = {}
+    out: dict[str, Any] = {"id": default_id}
     for name, spellings in _SPELLINGS.items():
         for key in spellings:
-            if isinstance(row.get(key), str | int) and not isinstance(row.get(key), bool):
-                out[name] = row.take_id(key)
+            value = row.get(key)
+            if type(value) is str or type(value) is int:
+                out[name] = str(row.take(key))
                 break
-            if key == name and row.get(key) is not None:
+            if key == name and value is not None:
                 raise row.error(key, "expected a string or an integer")
-    out.setdefault("id", default_id)
+    if row.empty():
+        return out
     for key in ("attempt", "sample_index", "rollout_index"):
         if row.get(key) is not None:
             out["attempt"] = row.take_int(key)
             break
-    out["advantage"] = row.take_number("advantage")
     out.update(_rewards(row))
+    if row.empty():
+        return out
+    out["advantage"] = row.take_number("advantage")
     out["stop"] = row.take_str("stop") or row.take_str("finish_reason")
     out["truncated"] = row.take_bool("truncated") if row.get("truncated") is not None else row.take_bool("is_truncated")
     out["trainable"] = row.take_bool("trainable")

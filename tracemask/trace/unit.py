@@ -19,6 +19,7 @@ from tracemask.trace.formats import FORMATS, REFUSED, Context, Format, Line, Uni
 from tracemask.trace.inputs import Record, document, records
 from tracemask.trace.invariants import refuse_broken
 from tracemask.trace.model import Source, Trace
+from tracemask.trace.parse import DEEP, too_deep
 from tracemask.trace.shape import unfamiliar
 
 
@@ -82,15 +83,19 @@ def format_of(file: InputFile) -> Format:
 
 
 def _record_unit(kind: Format, file: InputFile, record: Record, authors: AuthorRules | None, strict: bool) -> Unit:
-    unit = Unit(record.index, record.line, error=record.error)
-    if record.error is None:
-        _import(unit, kind, record.value, Context(file, record.line), authors, strict)
+    if record.error is not None:
+        return Unit(record.index, record.line, error=record.error)
+    context = Context(file, record.line)
+    unit = Unit(record.index, record.line, unknown=context.unknown, notes=context.notes)
+    _import(unit, kind, record.value, context, authors, strict)
+    if record.replaced:
         unit.findings.extend(_surrogates(file, record))
     return unit
 
 
 def _file_unit(kind: Format, file: InputFile, authors: AuthorRules | None, strict: bool) -> Unit:
-    unit = Unit(0, 1)
+    context = Context(file, 1)
+    unit = Unit(0, 1, unknown=context.unknown, notes=context.notes)
     value: Any = file.path
     if file.layout in (Layout.LINES, Layout.DOCUMENT):
         try:
@@ -107,7 +112,7 @@ def _file_unit(kind: Format, file: InputFile, authors: AuthorRules | None, stric
         unit.findings.extend(finding for record in good for finding in _surrogates(file, record))
         lines = [Line(record.line, record.value) for record in good]
         value = lines if file.layout is Layout.LINES or len(lines) != 1 else lines[0].value
-    _import(unit, kind, value, Context(file, 1), authors, strict)
+    _import(unit, kind, value, context, authors, strict)
     return unit
 
 
@@ -125,11 +130,12 @@ def _import(unit: Unit, kind: Format, value: Any, context: Context, authors: Aut
     """Fills the unit's traces, and its errors with file:line:field; a trace that cannot be read costs no other."""
     traces: list[Trace] = []
     try:
+        if kind.shape is not None and too_deep(_values(value)):
+            raise TraceError("TM911", what=f"nested deeper than {DEEP} levels", fix="remove the record")
         for trace in context.apart(kind.read(value, context), lambda trace: _whole(trace, kind, context)):
             traces.append(trace)
         if not traces and not context.errors:
             raise TraceError("TM911", what="no messages", fix="remove the record, or pass its own --format")
-        unit.unknown = context.unknown
         _count_unknown(unit, kind, value, traces)
         if strict and unit.unknown:
             traces = []
@@ -143,8 +149,7 @@ def _import(unit: Unit, kind: Format, value: Any, context: Context, authors: Aut
         refusals.insert(0, unit.error)
     if refusals:
         unit.error, *unit.more_errors = refusals
-    unit.findings = [*unit.findings, *context.findings]
-    unit.notes = context.notes
+    unit.findings.extend(context.findings)
 
 
 def _whole(trace: Trace, kind: Format, context: Context) -> Trace:
@@ -184,5 +189,11 @@ def _count_unknown(unit: Unit, kind: Format, value: Any, traces: list[Trace]) ->
         for trace in traces:
             unit.unknown.update(extras(trace))
         return
-    for raw in cast("list[Any]", value) if isinstance(value, list) else [value]:
-        unit.unknown.update(unfamiliar(raw.value if isinstance(raw, Line) else raw, kind.shape))
+    for raw in _values(value):
+        unit.unknown.update(unfamiliar(raw, kind.shape))
+
+
+def _values(value: Any) -> list[Any]:
+    """The JSON values of a unit: of its lines, or itself."""
+    items = cast("list[Any]", value) if isinstance(value, list) else [value]
+    return [item.value if isinstance(item, Line) else item for item in items]

@@ -12,11 +12,12 @@ from tracemask.trace.fields import Fields
 from tracemask.trace.files import Layout
 from tracemask.trace.formats import Context, Format, Head, UnitKind
 from tracemask.trace.model import Message, Trace
-from tracemask.trace.parse import loads_text
+from tracemask.trace.parse import DEEP, loads_text, too_deep
 from tracemask.trace.sampled import ID_KEYS, sampled_from_fields
 from tracemask.trace.scalars import trace_scalars
 from tracemask.trace.shape import known
 
+_SIDES = ("messages", "completion", "prompt")
 _ENTRY = known("token bytes logprob top_logprobs")
 _LOGPROBS = known("", content=_ENTRY, refusal=_ENTRY)
 
@@ -73,8 +74,13 @@ def read(value: Any, context: Context) -> Iterable[Trace]:
 
 
 def _familiar(row: Fields, context: Context) -> None:
-    """Counts what is dropped of the API's log-prob objects, and refusals, which no template renders."""
-    for key in ("messages", "completion"):
+    """Counts what is dropped of the API's log-prob objects, and refusals, which no template renders.
+
+    Raises TraceError TM911 where a key beside the messages nests too deep.
+    """
+    if too_deep({key: value for key, value in row.raw.items() if key not in _SIDES}):
+        raise row.error("", f"nested deeper than {DEEP} levels", fix="remove the record")
+    for key in _SIDES:
         side = row.get(key)
         for raw in cast("list[Any]", side) if isinstance(side, list) else []:
             if isinstance(raw, dict) and ("logprobs" in raw or "refusal" in raw):
