@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from tracemask.core.finding import Finding, Place
-from tracemask.core.vocab import Author, Fidelity, Origin, Part
+from tracemask.core.vocab import Author, Fidelity, Origin
 from tracemask.render.align import align_context
 from tracemask.render.branch import BranchPlan, Turn
 from tracemask.render.columns import finished
 from tracemask.render.control import Control
 from tracemask.render.drift import cause_of_text, common_prefix, compare
 from tracemask.render.encode import Encoder, Mode, byte_to_character
-from tracemask.render.parts import reply_parts
 from tracemask.render.sample import Drift, Sample
+from tracemask.render.spoken import goes_on_after_a_stop, spoken
 from tracemask.render.stitch import Row, Stitcher
 from tracemask.render.stream import Base, Stream, joined, mark_ends, unexplained
 from tracemask.render.tokenizer import Tokenizer
@@ -107,12 +107,13 @@ class _Trace:
         ended = region.stop_id is not None
         if turn.reply is not None:
             ids = turn.reply.ids
-            inner = np.isin(ids[:-1], list(self.tools.stop_ids))
-            early = bool(inner.any())
+            early = goes_on_after_a_stop(turn.reply, self.tools.stop_ids)
             ended = bool(len(ids)) and int(ids[-1]) in self.tools.stop_ids
         place = Place(turn=index, token=first, end=row.length)
         if turn.reply is not None:
             row.findings += self._foreign_ids(turn.reply.ids, index, first)
+            if (turn.reply.author != turn.reply.author[:1]).any():
+                row.mixed.append((first, spoken(self.tools.tokenizer, self.tools.stop_ids, turn.reply, region.opened)))
         if early:
             row.findings.append(Finding("TM317", "tokens follow a stop inside the turn: it is not trained", place))
         else:
@@ -146,7 +147,7 @@ class _Trace:
             stream = stream.cut(skip, len(stream))
             unknown = np.flatnonzero(stream.origin == Origin.ENGINE)
             differs = differs - skip if differs >= skip else int(unknown[0]) if len(unknown) else -1
-        if differs >= 0:
+        if differs >= 0 and any(message.blocks for message in plan.messages[: turn.k]):
             changed = max(int((stream.origin == Origin.ENGINE).sum()), 1)
             cause = self._cause(ids, text)
             row.drift.append(Drift(plan.speakers[turn.k].index, cause, row.length + differs, changed, "context"))
@@ -177,21 +178,9 @@ class _Trace:
         """Sampled ids whose bytes differ from the render: labels where head or tail agree, else read from the ids."""
         reply, region = turn.reply, turn.region
         assert reply is not None
-        table = self.tools.tokenizer.id_table
-        pieces = [table[token] if token < len(table) else b"" for token in reply.ids.tolist()]
-        raw = b"".join(pieces)
-        text = raw.decode(errors="replace")
-        index = byte_to_character(text) if text.encode() == raw else None
-        lengths = np.fromiter(map(len, pieces), np.int64, len(pieces))
-        starts = np.cumsum(lengths) - lengths
-        bounds, kinds = reply_parts(text, opened=region.opened)
-        where = index[np.minimum(starts, len(index) - 1)] if index is not None else starts
-        slots = np.searchsorted(np.array(bounds), where, side="right") - 1
-        parts = np.array([int(kind) for kind in kinds], np.uint8)[slots]
-        if len(reply.ids) and int(reply.ids[-1]) in self.tools.stop_ids:
-            parts[-1] = Part.STOP
-        stream = unexplained(reply, turn.k, plan.speakers[turn.k].index, parts)
-        self._agreeing(base, turn, stream, raw, starts)
+        said = spoken(self.tools.tokenizer, self.tools.stop_ids, reply, region.opened)
+        stream = unexplained(reply, turn.k, plan.speakers[turn.k].index, said.part)
+        self._agreeing(base, turn, stream, said.raw, said.starts)
         return stream
 
     def _agreeing(self, base: Base, turn: Turn, stream: Stream, raw: bytes, starts: np.ndarray) -> None:
@@ -207,11 +196,11 @@ class _Trace:
 
     def _drift(self, plan: BranchPlan, base: Base, turn: Turn, row: Row, first: int) -> None:
         """Compares sampled ids with the encoding of the rendered reply."""
-        if turn.reply is None:
+        if turn.reply is None or not plan.messages[turn.k].blocks:  # ids alone: there is no text to differ from
             return
-        spoken = plan.spoken(turn, self.tools.encoder)
+        rendered_reply = plan.spoken(turn, self.tools.encoder)
         self.tools.encoder.fill()
-        rendered: list[int] = spoken.ids().tolist()
+        rendered: list[int] = rendered_reply.ids().tolist()
         ids: list[int] = turn.reply.ids.tolist()
         if ids and turn.said[1].stop_id is None and ids[-1] in self.tools.stop_ids:
             ids.pop()  # the template writes no stop here: that the engine has one is no drift
@@ -250,6 +239,12 @@ class _Trace:
     def finish(self, row: Row) -> Sample:
         """The row's arrays as a Sample."""
         stream = joined(row.streams())
+        if row.mixed:
+            stream = replace(stream, role=stream.role.copy())
+        for start, said in row.mixed:
+            end = start + len(said.part)
+            stream.part[start:end] = said.part
+            stream.role[start:end] = said.role
         mark_ends(stream, self.tools.stops, self.tools.spaces, self.tools.tokenizer.bos_id)
         sampled = np.zeros(len(stream), bool)
         for start, end in row.owned:

@@ -13,6 +13,7 @@ import numpy as np
 from tracemask.core.finding import Finding
 from tracemask.core.vocab import Fidelity
 from tracemask.render.sample import Drift, Fork
+from tracemask.render.spoken import Spoken
 from tracemask.render.stream import Base, Stream
 
 
@@ -21,6 +22,7 @@ class Row:
     """One row under construction. tail: (base, tokens) where the row is exactly the first tokens of a base's stream.
 
     spoke: (message, tokens) of the last reply added: its index in the trace, the row's length after it.
+    mixed: (start, what is said) of replies in which not only the policy wrote.
     """
 
     number: int
@@ -29,6 +31,7 @@ class Row:
     owned: list[tuple[int, int]] = field(default_factory=list)
     tail: tuple[Base, int] | None = None
     spoke: tuple[int, int] | None = None
+    mixed: list[tuple[int, Spoken]] = field(default_factory=list)
     drift: list[Drift] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
     fidelities: list[Fidelity] = field(default_factory=list)
