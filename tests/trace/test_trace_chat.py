@@ -188,3 +188,30 @@ def test_the_fast_lane_gives_what_the_slow_one_gives() -> None:
 )
 def test_the_fast_lane_leaves_what_is_not_plain(raw: Any) -> None:
     assert plain_message(raw, 0, first_user=True) is None
+
+
+def test_a_message_of_two_results_is_refused_instead_of_losing_one() -> None:
+    result = {"type": "tool_result", "content": [{"type": "text", "text": "r"}]}
+    message = {"id": "m", "role": "tool", "author": "environment", "blocks": [result, result]}
+    trace = Trace.model_validate({"id": "t", "messages": [message]})
+    with pytest.raises(TraceError, match=r"message m: TM911 a tool result and 1 more blocks"):
+        to_chat(trace.messages[0])
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA"}},
+        {"type": "input_audio", "input_audio": {"data": "AA", "format": "wav"}},
+        {"type": "video_url", "video_url": {"url": "https://x/1.mp4"}},
+        {"type": "file", "file": {"file_id": "f"}},
+        {"type": "hologram", "x": 1},
+        {"type": "refusal", "refusal": "no"},
+    ],
+)
+@pytest.mark.parametrize("role", ["user", "assistant", "tool"])
+def test_parts_that_are_no_text_come_back_whole_in_every_role(part: dict[str, Any], role: str) -> None:
+    message = {"role": role, "content": [{"type": "text", "text": "see"}, part]}
+    trace = Trace.from_messages([message])
+    assert trace_to_chat(trace) == [message]
+    assert trace_to_chat(Trace.model_validate_json(trace.model_dump_json())) == [message]

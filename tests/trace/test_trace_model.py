@@ -46,6 +46,21 @@ def test_an_explicit_null_parent_survives_the_round_trip_as_a_new_root() -> None
     assert again.parents() == {"m0": None, "m1": "m0", "m2": None}
 
 
+@pytest.mark.parametrize("parents", [None, (None, "m0", None, "m2")])
+def test_pydantics_own_dump_and_ours_give_the_same_tree_back(parents: tuple[str | None, ...] | None) -> None:
+    trace = Trace.from_messages([*MESSAGES, *MESSAGES], id="t") if parents is None else tree(*parents)
+    for again in (
+        Trace.model_validate_json(trace.model_dump_json()),
+        Trace.model_validate(trace.model_dump()),
+        from_json(json.loads(trace.model_dump_json())),
+        from_json(json.loads(dumps(to_json(trace)))),
+        trace.model_copy(deep=True),
+    ):
+        assert again.parents() == trace.parents()
+        assert again == trace
+    assert len(trace.branches()) == (1 if parents is None else 2)
+
+
 def test_a_cycle_is_refused_by_branches_and_never_loops() -> None:
     with pytest.raises(TraceError, match="TM110"):
         tree("m1", "m0").branches()

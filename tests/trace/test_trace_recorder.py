@@ -111,6 +111,74 @@ def test_a_response_that_does_not_fit_is_a_coded_error(tmp_path: Path) -> None:
             rollout.call(ASK, response)
 
 
+def test_several_choices_need_a_word_and_each_is_recorded_as_itself(tmp_path: Path) -> None:
+    recorder = Recorder(tmp_path / "log.jsonl")
+    response = vllm("a", [3], [1])
+    response["choices"].append(vllm("b", [4], [1])["choices"][0])
+    with pytest.raises(TraceError, match=r"TM911 2 choices"), recorder.rollout(id="both") as rollout:
+        rollout.call(ASK, response)
+    for number in (0, 1):
+        with recorder.rollout(id=str(number), group_id="g") as rollout:
+            rollout.call(ASK, response, choice=number)
+    with pytest.raises(TraceError, match=r"no choice 2 among 2"), recorder.rollout(id="none") as rollout:
+        rollout.call(ASK, response, choice=2)
+    kept = [trace for trace in read_traces(tmp_path / "log.jsonl") if trace.group_id == "g"]
+    assert [(t.messages[-1].text(), t.messages[-1].sampled.token_ids) for t in kept] == [("a", [3]), ("b", [4])]  # type: ignore[union-attr]
+
+
+def test_a_chunk_of_a_stream_is_not_taken_for_an_empty_reply(tmp_path: Path) -> None:
+    chunk = {"object": "chat.completion.chunk", "choices": [{"index": 0, "delta": {"content": "a"}}]}
+    for response in (chunk, iter([chunk])):
+        with pytest.raises(TraceError, match="TM911"), Recorder(tmp_path / "log.jsonl").rollout(id="r") as rollout:
+            rollout.call(ASK, response)
+
+
+def test_a_text_completion_and_litellms_fields_are_understood(tmp_path: Path) -> None:
+    text = {
+        "prompt_token_ids": [1],
+        "choices": [{"text": "a", "token_ids": [3], "logprobs": {"token_logprobs": [-0.5]}}],
+    }
+    lite = {
+        "prompt_token_ids": [1, 3, 5],
+        "choices": [
+            {"message": {"content": "b"}, "provider_specific_fields": {"token_ids": [6]}, "finish_reason": "stop"}
+        ],
+    }
+    with Recorder(tmp_path / "log.jsonl").rollout(id="r") as rollout:
+        rollout.call(ASK, text)
+        rollout.call([*ASK, {"role": "assistant", "content": "a"}, {"role": "user", "content": "more"}], lite)
+    (trace,) = read_traces(tmp_path / "log.jsonl")
+    found = [
+        (m.text(), m.sampled.token_ids, m.sampled.prompt_ids, m.sampled.logprobs) for m in trace.messages if m.sampled
+    ]
+    assert found == [("a", [3], [1], [-0.5]), ("b", [6], [1, 3, 5], None)]
+
+
+def test_the_weights_that_sglang_names_are_the_policys_version(tmp_path: Path) -> None:
+    meta = {"output_token_logprobs": [[-0.25, 9, "a"]], "weight_version": "step-7"}
+    with Recorder(tmp_path / "log.jsonl").rollout(id="r") as rollout:
+        rollout.call(ASK, {"choices": [{"message": {"content": "a"}, "meta_info": meta}]})
+    (trace,) = read_traces(tmp_path / "log.jsonl")
+    assert [message.sampled.policy_version for message in trace.messages if message.sampled] == ["step-7"]
+
+
+@pytest.mark.parametrize(
+    "choice",
+    [
+        {"message": "words"},
+        {"message": {"content": "a"}, "token_ids": "x"},
+        {"message": {"content": "a"}, "token_ids": [1], "logprobs": {"content": [{"logprob": "x"}]}},
+        {"message": {"content": "a"}, "meta_info": {"output_token_logprobs": [[-1.0]]}},
+        {"message": {"content": "a"}, "meta_info": {"output_token_logprobs": {"a": 1}}},
+        {"message": {"content": "a"}, "token_ids": [1], "logprobs": {"content": "x"}},
+        "words",
+    ],
+)
+def test_fields_of_another_kind_in_a_response_are_coded_errors(choice: Any, tmp_path: Path) -> None:
+    with pytest.raises(TraceError, match="TM911"), Recorder(tmp_path / "log.jsonl").rollout(id="r") as rollout:
+        rollout.call(ASK, {"choices": [choice]})
+
+
 def _record(path: str, worker: int) -> None:
     recorder = Recorder(path)
     for number in range(20):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
+from tracemask.core.errors import TraceError
 from tracemask.trace.model import Block, Media, Message, Opaque, Reasoning, Text, ToolCall, ToolResult, Trace
 
 
@@ -13,12 +14,20 @@ def to_chat(message: Message, *, reasoning_field: str | None = None) -> dict[str
 
     content is the string, the list of parts where the source had one, or None where there was none. Arguments are the
     sampled string where the source has it, else the object. Reasoning comes under the key it was read from, or under
-    `reasoning_field`. What the message had beside that (`extra`) is passed on.
+    `reasoning_field`. What the message had beside that (`extra`) is passed on. Raises TraceError TM911 where a message
+    holds more than one tool result: a chat dict has room for one.
     """
     blocks: Sequence[Block] = message.blocks
     out: dict[str, Any] = {"role": message.role}
     result = next((block for block in blocks if isinstance(block, ToolResult)), None)
     if result is not None:
+        if len(blocks) > 1:
+            raise TraceError(
+                "TM911",
+                where=f"message {message.id}",
+                what=f"a tool result and {len(blocks) - 1} more blocks in one message",
+                fix="give each result a tool message of its own",
+            )
         blocks = result.content
     out["content"] = _chat_content(blocks, parts=message.parts)
     thoughts = [block for block in blocks if isinstance(block, Reasoning) and block.text is not None]

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, PlainSerializer, PlainValidator, Strict
+from pydantic import Field, PlainSerializer, PlainValidator, SerializerFunctionWrapHandler, Strict, model_serializer
 
 from tracemask.core.errors import TraceError
 from tracemask.core.vocab import Fidelity
@@ -115,6 +115,14 @@ class Message(Base):
     finish_reason: str | None = None
     created: str | Float | None = None
     extra: dict[str, Any] = Field(default_factory=dict)
+
+    @model_serializer(mode="wrap")
+    def _default_parent_is_silent(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """A written null would make a root of what follows the message above."""
+        values: dict[str, Any] = write(self)
+        if "parent" not in self.model_fields_set:
+            values.pop("parent", None)
+        return values
 
     @property
     def fidelity(self) -> Fidelity:

@@ -39,7 +39,8 @@ class Rollout:
         Raises TraceError TM911, TM101 naming the field.
         """
         number = len(self._tree.messages)
-        raw = response if isinstance(response, Mapping) else response.model_dump()
+        dump = getattr(response, "model_dump", None)
+        raw: Any = response if dump is None else dump()
         reply = message_from_chat(reply_of(raw, choice=choice) | sampling, number, where="response")
         prompt = messages_from_chat(messages)
         for index, message in enumerate(prompt):
