@@ -9,47 +9,54 @@ from typing import Annotated, Any
 
 import typer
 
+from tracemask_cli import options
+
+Paths = Annotated[
+    list[str], typer.Argument(help="Shards, another tool's dataset, or a rollout log.", metavar="DATASET")
+]
+Date = Annotated[str | None, typer.Option(metavar="YYYY-MM-DD", help="Day that the template prints; 2026-01-01.")]
+Traces = Annotated[str | None, typer.Option(help="The rollout log behind the rows, for rules about messages.")]
+Select = Annotated[list[str] | None, typer.Option(help="Only these rules (TM3, TM305, a name); repeat or use commas.")]
+Ignore = Annotated[list[str] | None, typer.Option(help='Ignore with a reason: --ignore TM107="known".')]
+Require = Annotated[list[str] | None, typer.Option(help="Fail if these rules cannot run.")]
+Tolerance = Annotated[list[str] | None, typer.Option(help="Let some pass: TM107=5% of rows, TM209=3 findings.")]
+FailOn = Annotated[str | None, typer.Option(help="E, W or i: what makes exit code 1 (default E).")]
+Format = Annotated[str, typer.Option("--format", "-f", help="text, json, jsonl, sarif, junit, github or html.")]
+Output = Annotated[str | None, typer.Option("--output", "-o", help="Write the report here instead of stdout.")]
+Statistics = Annotated[bool, typer.Option("--statistics", help="Only counts per rule.")]
+Skipped = Annotated[bool, typer.Option("--skipped", help="List the rules that could not run, and what they miss.")]
+Baseline = Annotated[str | None, typer.Option(help="Do not report findings that this file knows.")]
+WriteBaseline = Annotated[str | None, typer.Option(help="Write all findings to this baseline and exit 0.")]
+Config = Annotated[str | None, typer.Option(help="tracemask.toml or pyproject.toml (default: the nearest).")]
+Eval = Annotated[str | None, typer.Option("--eval", help="Evaluation set that training must not overlap.")]
+MaxTokens = Annotated[int | None, typer.Option(help="The trainer's row budget, for TM602.")]
+GroupSize = Annotated[int | None, typer.Option(help="Rollouts that each group should have, for TM605.")]
+PreShifted = Annotated[bool, typer.Option("--pre-shifted", help="labels[t] names token t + 1 on purpose.")]
+
 
 def command(
-    paths: Annotated[
-        list[str], typer.Argument(help="Shards, another tool's dataset, or a rollout log.", metavar="DATASET")
-    ],
-    tokenizer: Annotated[str | None, typer.Option("--tokenizer", "-t", help="Folder or tokenizer.json.")] = None,
-    template: Annotated[str | None, typer.Option(help="Chat template file (default: the tokenizer's own).")] = None,
-    date: Annotated[
-        str | None, typer.Option(metavar="YYYY-MM-DD", help="Day that the template prints; default: 2026-01-01.")
-    ] = None,
-    traces: Annotated[
-        str | None, typer.Option(help="The rollout log behind the rows, for rules about messages.")
-    ] = None,
-    columns: Annotated[
-        str | None, typer.Option(help="Names in other tools' data: ids=tokens,mask=m,logprob=lp.")
-    ] = None,
-    select: Annotated[
-        list[str] | None, typer.Option(help="Only these rules (TM3, TM305, a name); repeat or use commas.")
-    ] = None,
-    ignore: Annotated[list[str] | None, typer.Option(help='Ignore with a reason: --ignore TM107="known".')] = None,
-    require: Annotated[list[str] | None, typer.Option(help="Fail if these rules cannot run.")] = None,
-    tolerance: Annotated[
-        list[str] | None, typer.Option(help="Let some pass: TM107=5% of rows, TM209=3 findings.")
-    ] = None,
-    fail_on: Annotated[str | None, typer.Option(help="E, W or i: what makes exit code 1 (default E).")] = None,
-    format: Annotated[
-        str, typer.Option("--format", "-f", help="text, json, jsonl, sarif, junit, github or html.")
-    ] = "text",
-    output: Annotated[
-        str | None, typer.Option("--output", "-o", help="Write the report here instead of stdout.")
-    ] = None,
-    statistics: Annotated[bool, typer.Option("--statistics", help="Only counts per rule.")] = False,
-    baseline: Annotated[str | None, typer.Option(help="Do not report findings that this file knows.")] = None,
-    write_baseline: Annotated[str | None, typer.Option(help="Write all findings to this baseline and exit 0.")] = None,
-    config: Annotated[str | None, typer.Option(help="tracemask.toml or pyproject.toml (default: the nearest).")] = None,
-    eval_path: Annotated[
-        str | None, typer.Option("--eval", help="Evaluation set that training must not overlap.")
-    ] = None,
-    max_tokens: Annotated[int | None, typer.Option(help="The trainer's row budget, for TM602.")] = None,
-    group_size: Annotated[int | None, typer.Option(help="Rollouts that each group should have, for TM605.")] = None,
-    pre_shifted: Annotated[bool, typer.Option("--pre-shifted", help="labels[t] names token t + 1 on purpose.")] = False,
+    paths: Paths,
+    tokenizer: options.Tokenizer = None,
+    template: options.Template = None,
+    date: Date = None,
+    traces: Traces = None,
+    columns: options.Columns = None,
+    select: Select = None,
+    ignore: Ignore = None,
+    require: Require = None,
+    tolerance: Tolerance = None,
+    fail_on: FailOn = None,
+    format: Format = "text",
+    output: Output = None,
+    statistics: Statistics = False,
+    skipped: Skipped = False,
+    baseline: Baseline = None,
+    write_baseline: WriteBaseline = None,
+    config: Config = None,
+    eval_path: Eval = None,
+    max_tokens: MaxTokens = None,
+    group_size: GroupSize = None,
+    pre_shifted: PreShifted = False,
     json: Annotated[bool, typer.Option("--json", help="The same as --format json.")] = False,
 ) -> None:
     """Lint a dataset: masks, tokens, log-probs, rewards.
@@ -61,19 +68,23 @@ def command(
     """
     from tracemask.check.config import merged
     from tracemask.check.formats import FORMATS
+    from tracemask_cli.dataset import columns_option
 
     settings = merged(
-        _base(config, paths[0]),
-        select=_split(select), ignore=_pairs(ignore, "ignore"), require=_split(require), fail_on=_severity(fail_on),
-        tolerance=_tolerances(tolerance), baseline=baseline, columns=_columns(columns), tokenizer=tokenizer,
+        _base(config), select=options.words(select), ignore=options.pairs(ignore), require=options.words(require),
+        fail_on=_severity(fail_on), tolerance=_tolerances(tolerance), baseline=baseline,
+        columns=columns_option(columns) or {}, tokenizer=tokenizer,
         template=template, date=date, eval_path=eval_path, max_tokens=max_tokens, group_size=group_size,
         pre_shifted=pre_shifted or None,
     )  # fmt: skip
-    render = FORMATS["json" if json else format]
+    name = "json" if json else format
+    render = FORMATS[name]
     report = _run(paths, settings, traces, write_baseline)
     if statistics:
         from tracemask.check.formats.text import statistics as render
-    _write(render(report), output, colour=render.__module__.endswith(".text") and not statistics)
+    elif skipped and name == "text":
+        from tracemask.check.formats.text import with_skipped as render
+    _write(render(report), output, colour=name == "text" and not statistics)
     raise typer.Exit(0 if write_baseline else report.exit_code)
 
 
@@ -90,33 +101,17 @@ def _run(paths: list[str], settings: Any, traces: str | None, write_baseline: st
     return report
 
 
-def _base(config: str | None, dataset: str) -> Any:
+def _base(config: str | None) -> Any:
     from tracemask.check.config import Settings, find, read
 
     path = config or find(Path.cwd())
     return read(path) if path else Settings()
 
 
-def _split(values: list[str] | None) -> tuple[str, ...]:
-    return tuple(part.strip() for value in values or () for part in value.split(",") if part.strip())
-
-
-def _pairs(values: list[str] | None, option: str) -> dict[str, str]:
-    out = {}
-    for value in values or ():
-        key, _, text = value.partition("=")
-        out[key.strip()] = text.strip()
-    return out
-
-
 def _tolerances(values: list[str] | None) -> dict[str, Any]:
     from tracemask.check.config import Tolerance
 
-    return {code: Tolerance.of(text) for code, text in _pairs(list(_split(values)), "tolerance").items()}
-
-
-def _columns(value: str | None) -> dict[str, str]:
-    return _pairs(list(_split([value])), "columns") if value else {}
+    return {code: Tolerance.of(text) for code, text in options.pairs(options.words(values)).items()}
 
 
 def _severity(value: str | None) -> Any:
@@ -130,7 +125,9 @@ _STYLES = {"E": "\x1b[1;31m", "W": "\x1b[1;33m", "i": "\x1b[1;36m"}
 
 def _write(text: str, output: str | None, *, colour: bool) -> None:
     if output:
-        Path(output).write_text(text, encoding="utf-8")
+        from tracemask_cli.output import write_text
+
+        write_text(output, text)
         return
     if colour and sys.stdout.isatty() and not os.environ.get("NO_COLOR"):
         text = "\n".join(_coloured(line) for line in text.split("\n"))
@@ -143,4 +140,4 @@ def _coloured(line: str) -> str:
     if style and line[1:4] == " TM":
         head, colon, rest = line.partition(":")
         return f"{style}{head}\x1b[0m{colon}{rest}"
-    return f"\x1b[2m{line}\x1b[0m" if line.startswith(("    …", "not run")) else line
+    return f"\x1b[2m{line}\x1b[0m" if line.startswith(("    …", "not run,")) else line

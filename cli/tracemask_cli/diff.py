@@ -6,11 +6,13 @@ from typing import Annotated
 
 import typer
 
+from tracemask_cli import options
+
 
 def command(
     a: Annotated[str, typer.Argument(help="First dataset.")],
     b: Annotated[str, typer.Argument(help="Second dataset.")],
-    tokenizer: Annotated[str | None, typer.Option("--tokenizer", "-t", help="Folder or tokenizer.json.")] = None,
+    tokenizer: options.Tokenizer = None,
     row: Annotated[str | None, typer.Option(help="Only this row (number or id in the first dataset).")] = None,
     most: Annotated[int, typer.Option(help="Rows to print in full.", min=0)] = 5,
     json: Annotated[bool, typer.Option("--json", help="All changes as JSON on stdout.")] = False,

@@ -6,16 +6,18 @@ from typing import Annotated
 
 import typer
 
+from tracemask_cli import options
+
 
 def command(
-    dataset: Annotated[str, typer.Argument(help="Folder of shards, or another tool's dataset.")],
+    dataset: options.Dataset,
     recipe: Annotated[str, typer.Option("--recipe", "-r", help="Preset or TOML file.")] = "grpo",
     limit: Annotated[int, typer.Option(min=1, help="Rollouts to list; where there are more, the hardest pushes.")] = 12,
     as_json: Annotated[bool, typer.Option("--json", help="All numbers as JSON on stdout.")] = False,
     tokenizer: Annotated[
         str | None, typer.Option("--tokenizer", "-t", help="Needed where the recipe drops lines by pattern.")
     ] = None,
-    columns: Annotated[str | None, typer.Option(help="Column names of a foreign dataset: ids=…,mask=….")] = None,
+    columns: options.Columns = None,
 ) -> None:
     """Say which rollouts push hardest: weight of a token and of a rollout under every normalizer, and length bias."""
     from tracemask.recipe import Recipe

@@ -8,13 +8,15 @@ from typing import Annotated, Any
 
 import typer
 
+from tracemask_cli import options
+
 
 def command(
-    dataset: Annotated[str, typer.Argument(help="Shards, or another tool's dataset.")],
+    dataset: options.Dataset,
     out: Annotated[str | None, typer.Option("--out", "-o", help="Where the repaired copy goes.")] = None,
-    tokenizer: Annotated[str | None, typer.Option("--tokenizer", "-t", help="Folder or tokenizer.json.")] = None,
-    template: Annotated[str | None, typer.Option(help="Chat template file (default: the tokenizer's own).")] = None,
-    columns: Annotated[str | None, typer.Option(help="Names in other tools' data: ids=tokens,mask=m.")] = None,
+    tokenizer: options.Tokenizer = None,
+    template: options.Template = None,
+    columns: options.Columns = None,
     select: Annotated[list[str] | None, typer.Option(help="Only repairs for these rules.")] = None,
     unsafe_fixes: Annotated[bool, typer.Option("--unsafe-fixes", help="Also repairs that decide something.")] = False,
     diff: Annotated[bool, typer.Option("--diff", help="Print what would change; write nothing.")] = False,
@@ -31,15 +33,15 @@ def command(
     from tracemask.check.rule import matching
     from tracemask.check.sources import template_source
     from tracemask.store.reader import open_dataset
-    from tracemask_cli.check import _columns, _split
+    from tracemask_cli.dataset import columns_option
 
     if out is None and not diff:
         from tracemask.core.errors import UsageError
 
         raise UsageError("TM900", what="nowhere to write to", fix="give --out FOLDER, or --diff to look only")
-    opened = open_dataset(dataset, columns=_columns(columns) or None)
+    opened = open_dataset(dataset, columns=columns_option(columns))
     source = template_source(template)
-    codes = matching(_split(select)) if select else ()
+    codes = matching(options.words(select)) if select else ()
     fixer = fix_dataset(opened, tokenizer=tokenizer, template=source, codes=codes, unsafe=unsafe_fixes)
     kept = _apply(opened, fixer, out, diff)
     _print(fixer.changes, kept, None if diff else out, json)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 from importlib import import_module
@@ -36,6 +37,9 @@ VERBS: dict[str, tuple[str, str]] = {
 EXTRAS = {"torch": "train", "transformers": "train", "safetensors": "train", "ray": "ray", "gigatoken": "fast"}
 
 
+Misused: Any = typer.BadParameter.__mro__[1]  # typer's own UsageError, which it does not name
+
+
 class LazyGroup(TyperGroup):
     """Imports a verb's module when the verb is called, not before; lists verbs from the table."""
 
@@ -68,6 +72,9 @@ class LazyGroup(TyperGroup):
         except BrokenPipeError:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             raise typer.Exit from None
+        except KeyboardInterrupt:
+            sys.stderr.write("interrupted\n")
+            raise typer.Exit(130) from None
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         with formatter.section("Commands"):
@@ -107,8 +114,14 @@ def main() -> None:
     """Run the command line. Exit codes: 0 clean, 1 findings or too many skipped, 2 could not run."""
     from tracemask.core.errors import MissingExtra, TracemaskError, UsageError
 
+    for stream in (sys.stdout, sys.stderr):  # a terminal that lacks a character gets its escape, not a traceback
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
     try:
-        app()
+        sys.exit(app(prog_name="tracemask", standalone_mode=False) or 0)
+    except Misused as error:
+        _misused(error)
+        sys.exit(2)
     except TracemaskError as error:
         from tracemask_cli.output import fail
 
@@ -128,6 +141,19 @@ def main() -> None:
         where, what = str(error.filename or ""), error.strerror or str(error)
         fail(UsageError("TM932", where=where, what=f"cannot read or write: {what}", fix="check path, rights and disk"))
         sys.exit(2)
+
+
+def _misused(error: Any) -> None:
+    """One coded line for what the command line itself does not understand; the help where nothing was given."""
+    if type(error).__name__ == "NoArgsIsHelpError":
+        error.show()
+        return
+    from tracemask.core.errors import UsageError
+    from tracemask_cli.output import fail
+
+    path = error.ctx.command_path if error.ctx is not None else "tracemask"
+    what = error.format_message().rstrip(".")
+    fail(UsageError("TM900", where=path, what=what[:1].lower() + what[1:], fix=f"`{path} --help` shows what it takes"))
 
 
 if __name__ == "__main__":

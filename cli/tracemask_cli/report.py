@@ -6,15 +6,17 @@ from typing import Annotated
 
 import typer
 
+from tracemask_cli import options
+
 
 def command(
-    dataset: Annotated[str, typer.Argument(help="Folder of shards, or another tool's dataset.")],
+    dataset: options.Dataset,
     out: Annotated[str, typer.Option("--out", "-o", help="HTML file to write.")] = "report.html",
-    tokenizer: Annotated[str | None, typer.Option("--tokenizer", "-t", help="Folder or tokenizer.json.")] = None,
+    tokenizer: options.Tokenizer = None,
     rows: Annotated[int, typer.Option(help="Rows to show in full; all are counted.", min=0)] = 50,
-    recipe: Annotated[str | None, typer.Option(help="Weights of this recipe instead of the stored ones.")] = None,
+    recipe: options.Weights = None,
     check: Annotated[bool, typer.Option(help="Run the lint rules and link their findings.")] = True,
-    columns: Annotated[str | None, typer.Option(help="Column names of a foreign dataset: ids=…,mask=….")] = None,
+    columns: options.Columns = None,
     title: Annotated[str | None, typer.Option(help="Title; default the dataset's name.")] = None,
 ) -> None:
     """Write a self-contained HTML page: tokens by author, weights under each normalizer, findings. Works offline."""

@@ -68,13 +68,16 @@ def command(
     Many ranks: python -m torch.distributed.run --nproc-per-node N --no-python tracemask train ...
     """
     values = {name: value for name, value in locals().items() if name not in ("shards", "config", "dry_run", "json")}
-    settings = _settings(config, shards, values)
+    _run(_settings(config, shards, values), dry=dry_run, json=json)
+
+
+def _run(settings: Any, *, dry: bool, json: bool) -> None:
     from tracemask.train.trainer import dry_run as plan_of
     from tracemask.train.trainer import train
     from tracemask_cli.output import print_json
 
     first = os.environ.get("RANK", "0") == "0"
-    if dry_run:
+    if dry:
         plan = plan_of(settings)
         if first:
             print_json(plan.to_json()) if json else _show_plan(plan)
@@ -89,6 +92,11 @@ def _settings(config: str | None, shards: list[str] | None, values: dict[str, An
     from tracemask.train.config import TrainConfig
     from tracemask_cli.dataset import columns_option
 
+    if not shards and config is None:
+        from tracemask.core.errors import UsageError
+
+        fix = "tracemask train SHARDS --model FOLDER (or --init-tiny), or --config FILE"
+        raise UsageError("TM900", where="tracemask train", what="no shards to train on", fix=fix)
     rank = values.pop("lora_rank")
     values["lora"] = None if rank is None else {"rank": rank, "alpha": 2 * rank}
     values["columns"] = columns_option(values["columns"])

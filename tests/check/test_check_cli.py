@@ -97,7 +97,7 @@ def test_require_makes_a_skipped_rule_a_failure(data, lines):
     data.write_text(lines[0] + "\n")
     assert check(data).exit_code == 0
     result = check(data, "--require", "TM402")
-    assert result.exit_code == 1 and "TM402!" in result.stdout
+    assert result.exit_code == 1 and "required but not run: TM402" in result.stdout
 
 
 def test_a_baseline_survives_reordering_and_fails_for_new_findings(data, lines, tmp_path):

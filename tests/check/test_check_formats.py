@@ -15,6 +15,7 @@ from check_rollouts import clean
 from tracemask.check.config import Settings, Tolerance
 from tracemask.check.finding import Finding, Place, Severity
 from tracemask.check.formats import FORMATS
+from tracemask.check.formats.text import with_skipped
 from tracemask.check.report import Collector, Report, Skip
 from tracemask.check.rule import all_rules
 from tracemask.check.runner import check_dataset
@@ -308,7 +309,9 @@ def test_the_same_rows_give_the_same_report_byte_for_byte():
 def test_text_says_cause_share_and_places_and_what_did_not_run(report):
     text = FORMATS["text"](report)
     assert "E TM302 mask-shifted: 1 of 50 rows, one cause: shift -1" in text
-    assert "not run, missing log-probs" in text and "TM401" in text
+    assert text.endswith(" could not (--skipped lists them)\n") and "not run" not in text and "TM401" not in text
+    full = with_skipped(report)
+    assert "not run, missing log-probs" in full and "TM401" in full
 
 
 def test_a_tolerated_share_does_not_fail(report):

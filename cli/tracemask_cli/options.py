@@ -1,0 +1,26 @@
+"""Options that several verbs share, each spelled once: a verb writes `tokenizer: options.Tokenizer = None`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+Dataset = Annotated[str, typer.Argument(help="Folder of shards, or another tool's dataset.", metavar="DATASET")]
+Tokenizer = Annotated[str | None, typer.Option("--tokenizer", "-t", help="Folder or tokenizer.json.")]
+Template = Annotated[str | None, typer.Option(help="Chat template file (default: the tokenizer's own).")]
+Columns = Annotated[str | None, typer.Option(help="Names in other tools' data: ids=tokens,mask=m,logprob=lp.")]
+Weights = Annotated[str | None, typer.Option(help="Weights of this recipe instead of the stored ones.")]
+Row = Annotated[str, typer.Option(help="Row number, row id or trace id.")]
+Json = Annotated[bool, typer.Option("--json", help="As JSON on stdout.")]
+
+
+def words(values: list[str] | None) -> tuple[str, ...]:
+    """What was given once or more, or with commas, as single words."""
+    return tuple(part.strip() for value in values or () for part in value.split(",") if part.strip())
+
+
+def pairs(values: list[str] | tuple[str, ...] | None) -> dict[str, str]:
+    """`key=text` options as a dict; without a text it is empty."""
+    parts = (value.partition("=") for value in values or ())
+    return {key.strip(): text.strip() for key, _, text in parts}

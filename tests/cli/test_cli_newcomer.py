@@ -1,0 +1,120 @@
+"""What a newcomer meets first: misspelled options, odd terminals, Ctrl-C, a run that is already done."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SMALL = ROOT / "fixtures" / "tokenizers" / "small"
+HARBOUR = ROOT / "fixtures" / "rollouts" / "harbour.jsonl"
+WORDS = [sys.executable, "-m", "tracemask_cli.main"]
+
+
+def tracemask(*arguments: object, **environment: str) -> subprocess.CompletedProcess[bytes]:
+    env = {**os.environ, **environment}
+    done = subprocess.run([*WORDS, *map(str, arguments)], capture_output=True, timeout=120, env=env)
+    assert b"Traceback" not in done.stderr, done.stderr.decode()
+    return done
+
+
+@pytest.fixture(scope="module")
+def shards(tmp_path_factory) -> Path:
+    out = tmp_path_factory.mktemp("cli") / "shards"
+    done = tracemask("convert", HARBOUR, "--tokenizer", SMALL, "-o", out, "--max-skipped", 1)
+    assert done.returncode == 0, done.stderr
+    return out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "where", "what"),
+    [
+        (["check"], "tracemask check", "missing argument 'DATASET'"),
+        (["show", "--bogus", "x"], "tracemask show", "no such option: --bogus"),
+        (["check", "x", "--max-tokens", "many"], "tracemask check", "invalid value for '--max-tokens'"),
+        (["chekc"], "tracemask", "no such command 'chekc'. Did you mean 'check'?"),
+        (["train"], "tracemask train", "no shards to train on"),
+        (["rule"], "tracemask rule", "missing argument 'code'"),
+    ],
+)
+def test_a_command_line_that_is_not_understood_is_one_coded_line_and_a_remedy(arguments, where, what):
+    done = tracemask(*arguments, NO_COLOR="1")
+    line, fix = done.stderr.decode().strip().split("\n")
+    assert done.returncode == 2 and not done.stdout
+    assert line.startswith(f"{where}: TM900 {what}")
+    assert fix.startswith("  fix: ") and "tracemask" in fix
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["show", "{}", "-t", SMALL],
+        ["explain", "{}"],
+        ["check", "{}", "-t", SMALL],
+        ["trace", HARBOUR],
+        ["recipe", "grpo"],
+    ],
+    ids=lambda each: str(each[0]),
+)
+def test_a_terminal_without_unicode_gets_escapes_and_no_traceback(shards, arguments):
+    words = [str(word).format(shards) for word in arguments]
+    odd = tracemask(*words, PYTHONIOENCODING="ascii", LC_ALL="C", PYTHONUTF8="0")
+    plain = tracemask(*words, PYTHONIOENCODING="utf-8")
+    assert odd.returncode == plain.returncode
+    assert odd.stdout.isascii() or words[0] == "check"  # which writes UTF-8 bytes itself
+    assert b"\\u" in odd.stdout or words[0] == "check"
+
+
+def test_an_interrupt_is_one_word_and_its_own_exit_code(shards, tmp_path):
+    code = "import sys, time, tracemask.check.runner as r; from tracemask_cli import main\n"
+    code += "def slow(*a, **k): print('ready', flush=True); time.sleep(60)\n"
+    code += "r.Session.start = slow; sys.argv = ['tracemask', 'check', sys.argv[1]]; main.main()"
+    child = subprocess.Popen(
+        [sys.executable, "-c", code, str(shards)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert child.stdout is not None and child.stdout.readline() == "ready\n"
+    time.sleep(0.1)
+    child.send_signal(signal.SIGINT)
+    _, err = child.communicate(timeout=30)
+    assert (child.returncode, err) == (130, "interrupted\n")
+
+
+def test_rules_that_could_not_run_are_one_short_clause_until_one_asks(shards):
+    short = tracemask("check", shards, "-t", SMALL).stdout.decode()
+    assert re.search(r"rules ran, [0-9]+ could not \(--skipped lists them\)\n\Z", short) and "not run" not in short
+    long = tracemask("check", shards, "-t", SMALL, "--skipped").stdout.decode()
+    assert "not run, missing an evaluation set (--eval PATH): TM503\n" in long
+    required = tracemask("check", shards, "-t", SMALL, "--require", "TM402")
+    assert required.returncode == 1
+    assert "required but not run: TM402, missing log-probs of a model" in required.stdout.decode()
+
+
+def test_a_run_that_is_already_done_says_so(shards, tmp_path):
+    run = ["train", shards, "--init-tiny", "--recipe", "sft", "--steps", 1, "-o", tmp_path / "run", "--no-export"]
+    assert b"1 steps" in tracemask(*run).stdout
+    again = tracemask(*run)
+    assert again.returncode == 0
+    assert b"nothing to do: 1 steps are done already" in again.stdout
+
+
+def test_a_model_that_is_no_folder_is_refused_without_asking_a_hub(shards, tmp_path):
+    started = time.monotonic()
+    done = tracemask("train", shards, "--model", "qwen3-8b", "-o", tmp_path / "run", HF_ENDPOINT="http://127.0.0.1:9")
+    assert done.returncode == 2 and b"qwen3-8b: TM901" in done.stderr
+    assert time.monotonic() - started < 60
+
+
+def test_command_functions_are_short():
+    import ast
+
+    for file in sorted((ROOT / "cli" / "tracemask_cli").glob("*.py")):
+        for node in ast.parse(file.read_text()).body:
+            if isinstance(node, ast.FunctionDef) and file.stem != "convert":
+                assert node.end_lineno is not None and node.end_lineno - node.lineno < 60, f"{file.name}:{node.name}"
