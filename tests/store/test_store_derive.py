@@ -86,3 +86,15 @@ def test_deriving_in_place_over_something_else_or_from_foreign_data_is_refused(t
     (tmp_path / "f.jsonl").write_text('{"input_ids": [1]}\n')
     with pytest.raises(TracemaskError, match="TM501"):
         add_columns(open_dataset(tmp_path / "f.jsonl"), str(tmp_path / "d"), lengths, config={})
+
+
+@pytest.mark.parametrize("spelling", ["{0}", "{0}/", "{0}/../a", "link"])
+def test_a_dataset_is_never_derived_onto_itself_however_its_folder_is_spelled(tmp_path: Path, spelling: str) -> None:
+    """With force the old shards would be removed before they were read."""
+    source = dataset(tmp_path / "a", rows(3))
+    (tmp_path / "link").symlink_to(tmp_path / "a")
+    before = files(tmp_path / "a")
+    out = str(tmp_path / "link") if spelling == "link" else spelling.format(tmp_path / "a")
+    with pytest.raises(TracemaskError, match="TM900 reading and writing the same folder"):
+        add_columns(source, out, lengths, config={}, force=True)
+    assert files(tmp_path / "a") == before

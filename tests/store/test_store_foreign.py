@@ -219,3 +219,80 @@ def test_a_mapped_column_that_is_not_there_lists_those_that_are(tmp_path: Path) 
         open_dataset(path, columns={"ids": "tokens"})
     assert error.value.code == "TM902"
     assert "input_ids" in error.value.fix
+
+
+def upload(path: Path, url: str) -> None:
+    """Copies a file or a folder to an fsspec URL."""
+    import fsspec
+
+    fs, root = fsspec.core.url_to_fs(url)
+    files = [path] if path.is_file() else sorted(file for file in path.rglob("*") if file.is_file())
+    for file in files:
+        fs.pipe_file(f"{root}/{file.relative_to(path.parent).as_posix()}", file.read_bytes())
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "parquet", "folder", "arrow", "hf", "splits"])
+def test_every_kind_is_read_from_an_object_store_too(tmp_path: Path, kind: str) -> None:
+    (tmp_path / kind).mkdir()
+    path = write(tmp_path / kind, kind)
+    url = f"memory://foreign-{kind}"
+    upload(path, url)
+    near, far = open_dataset(path), open_dataset(f"{url}/{path.name}")
+    assert [shard.name for shard in near.shards] == [shard.name for shard in far.shards]
+    assert far.kind == "foreign"
+    for left, right in zip(near, far, strict=True):
+        assert {name: values.tolist() for name, values in left.columns.items()} == {
+            name: values.tolist() for name, values in right.columns.items()
+        }
+        assert left.scalars == right.scalars
+    assert far.scalars(["uid"])["uid"] == ["a", "b", "b"]
+    assert far.locate(2)[0].startswith(url)
+
+
+def test_one_of_our_shards_is_read_from_an_object_store(tmp_path: Path) -> None:
+    from store_rows import dataset, rows
+
+    found = dataset(tmp_path / "shards", rows(3))
+    upload(tmp_path / "shards", "memory://one-shard")
+    far = open_dataset(f"memory://one-shard/shards/{found.shards[0].name}")
+    assert (far.kind, len(far)) == ("tracemask", 3)
+    assert far.row(1)["token_ids"].tolist() == found.row(1)["token_ids"].tolist()
+    assert verify(far) == []
+
+
+def test_a_manifest_of_another_tool_does_not_make_a_folder_ours(tmp_path: Path) -> None:
+    write(tmp_path, "parquet")
+    (tmp_path / "manifest.json").write_text('{"name": "an app"}')
+    assert open_dataset(tmp_path).kind == "foreign"
+
+
+def test_a_missing_object_is_said() -> None:
+    with pytest.raises(TracemaskError, match="TM901"):
+        open_dataset("memory://nowhere/rows.parquet")
+
+
+def test_forked_readers_of_json_lines_do_not_disturb_each_other(tmp_path: Path) -> None:
+    """A forked loader shares the open file: a cursor would be everybody's."""
+    import multiprocessing
+
+    found = open_dataset(jsonl(tmp_path / "rows.jsonl", [{"ids": [i] * (1 + i % 50)} for i in range(400)]))
+
+    def read(seed: int, bad: Any) -> None:
+        for i in np.random.default_rng(seed).permutation(400).tolist() * 5:
+            try:
+                good = found.row(i)["token_ids"].tolist() == [i] * (1 + i % 50)
+            except TracemaskError:
+                good = False
+            if not good:
+                with bad.get_lock():
+                    bad.value += 1
+
+    context = multiprocessing.get_context("fork")
+    bad = context.Value("i", 0)
+    readers = [context.Process(target=read, args=(seed, bad)) for seed in range(4)]
+    for reader in readers:
+        reader.start()
+    for reader in readers:
+        reader.join()
+    assert [reader.exitcode for reader in readers] == [0] * 4
+    assert bad.value == 0

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from store_rows import ROLLOUTS, TOKENIZER, files
 
-from tracemask.core.errors import StoreError
+from tracemask.core.errors import StoreError, TracemaskError
 from tracemask.store.convert import RenderConfig, convert
 from tracemask.store.folder import open_folder, put
 from tracemask.store.lock import LOCK, locked
@@ -91,3 +91,21 @@ def test_a_truncated_object_is_refused(bucket: str) -> None:
     with pytest.raises(StoreError, match="TM508"):
         open_dataset(f"{bucket}/cut")
     assert LOCK not in folder.names()
+
+
+def test_another_tools_parquet_in_a_bucket_is_read(bucket: str, tmp_path: Path) -> None:
+    import fsspec
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    table = pa.table({"input_ids": [[1, 2, 3], [4]], "labels": [[-100, 2, 3], [4]], "uid": ["a", "b"]})
+    pq.write_table(table, tmp_path / "a.parquet")
+    for name in ("a.parquet", "deep/b.parquet"):
+        with fsspec.open(f"{bucket}/foreign/{name}", "wb") as file:
+            file.write((tmp_path / "a.parquet").read_bytes())
+    found = open_dataset(f"{bucket}/foreign")
+    assert [row["labels"].tolist() for row in found] == [[-100, 2, 3], [4]] * 2
+    assert found.shards[1].name == "deep/b.parquet"
+    assert len(open_dataset(f"{bucket}/foreign/a.parquet")) == 2
+    with pytest.raises(TracemaskError, match="TM901"):
+        open_dataset(f"{bucket}/foreign/none.parquet")

@@ -277,7 +277,7 @@ def test_what_is_no_dataset_gives_a_coded_error(tmp_path: Path, path: str, code:
 def test_an_object_store_without_a_dataset_is_said() -> None:
     with pytest.raises(TracemaskError) as error:
         open_dataset("memory://nothing-here")
-    assert error.value.code == "TM931"
+    assert error.value.code == "TM901"
 
 
 @pytest.mark.parametrize("profile", ["fast", "compact"])

@@ -18,6 +18,7 @@ from tracemask.store.manifest import (
     Manifest,
     Notes,
     Receipt,
+    holds_dataset,
     is_left_over,
     is_ours,
     read_receipt,
@@ -93,25 +94,17 @@ def prepare(folder: Folder, *, plan: str, force: bool = False) -> None:
 
 def _refuse_strangers(folder: Folder, *, force: bool) -> None:
     """TM933 where the folder holds files and none of ours; `force` writes beside them."""
-    names = [name for name in folder.names() if name != LOCK and not is_left_over(name)]
-    if not names or any(is_ours(name) for name in names):
+    names = [name for name in folder.names() if name != LOCK]
+    if not names or holds_dataset(folder):
         return
-    if MANIFEST in names and not _is_manifest(folder):
+    if MANIFEST in names:
         what, fix = "manifest.json here is of another tool", "choose another folder"
         raise StoreError("TM933", where=folder.path, what=what, fix=fix)
-    if MANIFEST not in names and not force:
+    if not force:
         shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
         what = f"the folder is not empty and holds no dataset: {shown}"
         fix = "choose another folder, or --force to write beside them"
         raise StoreError("TM933", where=folder.path, what=what, fix=fix)
-
-
-def _is_manifest(folder: Folder) -> bool:
-    try:
-        unseal(Manifest, folder.read(MANIFEST), where=MANIFEST)
-    except StoreError:
-        return False
-    return True
 
 
 def sweep(folder: Folder) -> None:

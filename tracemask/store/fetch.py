@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from tracemask.core.errors import UsageError
+from tracemask.store.blob import file_system
 from tracemask.store.sink import write_errors
 
 Paths = str | os.PathLike[str] | list[str | os.PathLike[str]]
@@ -30,12 +31,7 @@ def local_copies(paths: Paths) -> Iterator[Paths]:
 
 
 def _copy(url: str, root: Path) -> str:
-    import fsspec
-
-    try:
-        fs, path = fsspec.core.url_to_fs(url)
-    except (ValueError, ImportError) as error:
-        raise UsageError("TM901", where=url, what=str(error), fix="install the fsspec driver of this scheme") from error
+    fs, path = file_system(url)
     with write_errors(url):
         found = fs.find(path)
         if not found:

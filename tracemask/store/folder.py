@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Protocol
 
-from tracemask.core.errors import UsageError
+from tracemask.store.blob import file_system
 from tracemask.store.sink import LocalSink, ObjectSink, Sink, write_errors
 
 
@@ -108,14 +108,8 @@ class ObjectFolder:
     """A prefix of an object store, through fsspec; one put makes one object, whole or not at all."""
 
     def __init__(self, path: str) -> None:
-        import fsspec
-
         self.path = path.rstrip("/")
-        try:
-            self._fs, self._root = fsspec.core.url_to_fs(self.path)
-        except (ValueError, ImportError) as error:
-            fix = "install the fsspec driver of this scheme"
-            raise UsageError("TM901", where=path, what=str(error), fix=fix) from error
+        self._fs, self._root = file_system(self.path)
         self._fs.use_listings_cache = False
 
     def _at(self, name: str) -> str:

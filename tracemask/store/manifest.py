@@ -160,6 +160,20 @@ def is_left_over(name: str) -> bool:
     return _LEFT.fullmatch(name) is not None
 
 
+def holds_dataset(folder: Folder) -> bool:
+    """Whether the folder is a dataset of ours, finished or not: it has a file of ours, or a manifest that says so."""
+    names = folder.names()
+    if any(is_ours(name) or is_left_over(name) for name in names):
+        return True
+    if MANIFEST not in names:
+        return False
+    try:
+        content = json.loads(folder.read(MANIFEST))
+    except ValueError:
+        return False
+    return isinstance(content, dict) and content.get("kind") == "manifest" and "plan" in content
+
+
 def receipt_name(shard: str) -> str:
     """The receipt's file name beside its shard."""
     return shard.removesuffix(SHARD_SUFFIX) + RECEIPT_SUFFIX

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import bisect
+import io
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate
-from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from tracemask.core.errors import StoreError, UsageError
 from tracemask.core.fingerprint import fingerprint
+from tracemask.store.blob import Blob, Tree
 from tracemask.store.folder import open_folder
-from tracemask.store.manifest import MANIFEST, SHARD_SUFFIX, check_size, is_left_over, is_ours, read_manifest
+from tracemask.store.manifest import SHARD_SUFFIX, check_size, holds_dataset, read_manifest
 from tracemask.store.row import Row
 from tracemask.store.schema import METADATA_KEY
 from tracemask.store.shard import OpenShard
@@ -115,9 +116,9 @@ def open_dataset(
 ) -> Dataset:
     """Opens what convert wrote, or another tool's dataset, or several of one kind as one.
 
-    path: a folder or URL with a manifest; one .arrow shard of ours; or a foreign dataset: Hugging Face folder
-    (save_to_disk), folder of Parquet files, .parquet, .jsonl, .arrow. columns: for foreign data a map of our names to
-    theirs ({"ids": "tokens", "mask": "m"}), for ours a sequence of the per-token columns to read.
+    path: a folder with a manifest; one .arrow shard of ours; or a foreign dataset: Hugging Face folder (save_to_disk),
+    folder of Parquet files, .parquet, .jsonl, .arrow; on a disk or behind an fsspec URL. columns: for foreign data a
+    map of our names to theirs ({"ids": "tokens", "mask": "m"}), for ours a sequence of the per-token columns to read.
 
     Errors: TM901 no such path, TM931 not a dataset, TM904 no rows, TM508 cut, missing or unfinished, TM506 shards of
     different tokenizers or templates, TM501 not a schema this version reads.
@@ -143,44 +144,37 @@ def _reopen(paths: tuple[str, ...], columns: Mapping[str, str] | tuple[str, ...]
 
 def _open_one(path: str, columns: Mapping[str, str] | Sequence[str] | None) -> Dataset:
     wanted = None if columns is None or isinstance(columns, Mapping) else tuple(columns)
-    if "://" not in path and not Path(path).exists():
-        raise UsageError("TM901", where=path, what="no such file or folder", fix="check the path")
-    if _is_ours(path):
-        return _open_folder(path, wanted)
-    if "://" in path:
-        fix = "give a folder that convert wrote; copy a dataset of another tool here first"
-        raise StoreError("TM931", where=path, what="no manifest.json here", fix=fix)
-    if path.endswith(SHARD_SUFFIX):
-        shard = _try_shard(path, wanted)
+    tree = Tree(path)
+    if tree.is_file():
+        shard = _try_shard(tree.blob(), wanted) if path.endswith(SHARD_SUFFIX) else None
         if shard is not None:
-            identity = fingerprint("shard", Path(path).name, Path(path).stat().st_size)
-            return Dataset([shard], kind="tracemask", paths=(path,), names=[Path(path).name], identity=identity)
+            blob = tree.blob()
+            identity = fingerprint("shard", blob.name, blob.size())
+            return Dataset([shard], kind="tracemask", paths=(path,), names=[blob.name], identity=identity)
+    elif not tree.exists():
+        raise UsageError("TM901", where=path, what="no such file or folder", fix="check the path")
+    elif holds_dataset(open_folder(path)):
+        return _open_folder(path, wanted)
     from tracemask.store.foreign import open_foreign
 
     mapping = columns if isinstance(columns, Mapping) else {}
     return open_foreign(path, mapping)
 
 
-def _is_ours(path: str) -> bool:
-    """Whether `path` is a folder of convert's, finished or not."""
-    if "://" not in path and not Path(path).is_dir():
-        return False
-    names = open_folder(path).names()
-    return MANIFEST in names or any(is_ours(name) or is_left_over(name) for name in names)
-
-
-def _try_shard(path: str, columns: tuple[str, ...] | None) -> OpenShard | None:
-    """The shard at `path`; None where it is an Arrow file of somebody else."""
+def _try_shard(blob: Blob, columns: tuple[str, ...] | None) -> OpenShard | None:
+    """The shard that `blob` is; None where it is an Arrow file of somebody else."""
     import pyarrow as pa
 
-    with open(path, "rb") as file:
+    source = blob.path if blob.fs is None else blob.read()
+    with blob.open() if isinstance(source, str) else io.BytesIO(source) as file:
         if file.read(6) != b"ARROW1":
             return None
     try:
-        ours = METADATA_KEY in (pa.ipc.open_file(path).schema.metadata or {})
+        whole = pa.memory_map(source) if isinstance(source, str) else pa.py_buffer(source)
+        ours = METADATA_KEY in (pa.ipc.open_file(whole).schema.metadata or {})
     except (pa.ArrowInvalid, OSError):
         ours = True  # cut short: let the shard's own error say so
-    return OpenShard(path, where=path, columns=_read_columns(columns)) if ours else None
+    return OpenShard(source, where=blob.where, columns=_read_columns(columns)) if ours else None
 
 
 def _read_columns(columns: tuple[str, ...] | None) -> tuple[str, ...] | None:
@@ -193,7 +187,7 @@ def _open_folder(path: str, columns: tuple[str, ...] | None) -> Dataset:
     sources: list[OpenShard] = []
     for entry in manifest.shards:
         check_size(folder, entry)
-        where = f"{path}/{entry.name}"
+        where = f"{path.rstrip('/')}/{entry.name}"
         source = folder.local(entry.name) or folder.read(entry.name)
         shard = OpenShard(source, where=where, columns=_read_columns(columns))
         if shard.rows != entry.rows:
