@@ -107,6 +107,15 @@ def test_redacted_reasoning_shows_its_summary(tmp_path: Path) -> None:
     assert (thought.text, thought.encrypted, thought.signature) == ("Weighed.", "opaque", "s")
 
 
+def test_an_empty_choice_of_a_failed_call_is_not_a_reply_of_the_policys(tmp_path: Path) -> None:
+    found = reading(
+        tmp_path, {"events": [event([USER], choice(""), error="ConnectionError"), event([USER], choice("x"))]}
+    )
+    (one,) = found
+    assert [message.text() for message in one.messages] == ["How high?", "x"]
+    assert found.notes["a model event without a reply (failed, or still running)"] == 1
+
+
 def test_several_choices_failed_calls_and_wordy_scores_are_noted(tmp_path: Path) -> None:
     events = [event([USER], error="500"), event([USER], choice("a"), choice("b"))]
     found = reading(tmp_path, {"events": events, "scores": {"s": {"value": "fine"}, "t": {"value": [1, 2]}}})

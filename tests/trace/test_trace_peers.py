@@ -157,3 +157,41 @@ def test_harbor_reads_our_atif_fixture_and_says_the_same_of_it(tmp_path: Path) -
     assert [(call.prompt_ids, call.token_ids) for call in sampled] == [
         (step.metrics.prompt_token_ids, step.metrics.completion_token_ids) for step in steps if step.metrics
     ]
+
+
+def test_mini_swe_agent_runs_are_read_as_it_saw_them(tmp_path: Path) -> None:
+    pytest.importorskip("minisweagent")
+    from minisweagent.agents.default import DefaultAgent
+    from minisweagent.environments.local import LocalEnvironment
+    from minisweagent.models.test_models import DeterministicToolcallModel, make_toolcall_output
+
+    def output(content: str | None, *commands: tuple[str, str]) -> dict[str, Any]:
+        calls = [
+            {
+                "id": name,
+                "type": "function",
+                "function": {"name": "bash", "arguments": json.dumps({"command": command})},
+            }
+            for name, command in commands
+        ]
+        return make_toolcall_output(content, calls, [{"command": c, "tool_call_id": n} for n, c in commands])
+
+    outputs = [
+        output(None, ("a", "echo hi"), ("b", "false")),
+        output("Done.", ("c", "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT")),
+    ]
+    agent = DefaultAgent(
+        DeterministicToolcallModel(outputs=outputs),
+        LocalEnvironment(),
+        system_template="s",
+        instance_template="do {{task}}",
+    )
+    agent.run("it")
+    agent.save(tmp_path / "run.traj.json")
+    reading = read_traces(tmp_path / "run.traj.json")
+    (ours,) = reading
+    assert (reading.format, reading.skipped, dict(reading.unknown_fields)) == ("swe-agent", [], {})
+    theirs = [message for message in agent.messages if message["role"] != "exit"]
+    assert [message.role for message in ours.messages] == [message["role"] for message in theirs]
+    assert [message.text() for message in ours.messages] == [message["content"] or "" for message in theirs]
+    assert ours.stop == "Submitted"

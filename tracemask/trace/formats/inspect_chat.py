@@ -101,9 +101,9 @@ class Chat:
     def _reply(self, event: Fields, index: int) -> Message | None:
         output = Fields(event.take("output") or {}, event.at("output"))
         choices = output.take_list("choices") or []
-        if not choices:
+        if not choices or event.get("error") is not None or event.get("pending") is True:
             self.context.notes["a model event without a reply (failed, or still running)"] += 1
-            return None
+            return None  # of a failed call Inspect logs an empty choice: nobody said it
         if len(choices) > 1:
             self.context.notes["a model event of several choices: the run went on with the first"] += 1
         choice = Fields(choices[0], output.at("choices[0]"))
