@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any
 
 from tracemask.train.config import TrainConfig
 from tracemask.train.loader import Loader
-
-GIB = 1 << 30
-_SHAPE = ("hidden_size", "num_hidden_layers", "intermediate_size", "vocab_size")
+from tracemask.train.memory import BAND, GIB, estimate
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +50,8 @@ class Plan:
             lines.append((f"step 1 {name}", f"{one['selected']:,} tokens, denominator {spelled}"))
         if self.memory:
             parts = ", ".join(f"{name} {size / GIB:.2f}" for name, size in self.memory.items())
-            lines.append(("memory estimate", f"{sum(self.memory.values()) / GIB:.2f} GiB ({parts})"))
+            total, (low, high) = sum(self.memory.values()) / GIB, BAND
+            lines.append(("memory estimate", f"{total:.2f} GiB ({parts}); peaks measured: {low:g} to {high:g} × this"))
         return lines
 
 
@@ -82,7 +79,7 @@ def plan_run(config: TrainConfig, loader: Loader) -> Plan:
         steps=steps_of(config, loader),
         steps_per_epoch=loader.steps_per_epoch,
         first_step=_first(loader),
-        memory=_memory(config),
+        memory=estimate(config),
     )
 
 
@@ -94,36 +91,3 @@ def _first(loader: Loader) -> dict[str, Any]:
         below = [float(row.denominator[name][0]) for row in laid.rows if row.weights[name].any()]
         out[name] = {"selected": laid.counts[name], "denominator": [min(below), max(below)] if below else [0.0, 0.0]}
     return out
-
-
-def _memory(config: TrainConfig) -> dict[str, int]:
-    """Weights, gradients, AdamW's moments, activations of one micro-batch and the head's buffers; an estimate."""
-    shape = _shape(config.model)
-    if shape is None:
-        return {}
-    width, layers, inner, vocab = (shape[name] for name in _SHAPE)
-    size = 8 if config.dtype == "float64" else 4
-    half = 2 if config.dtype == "bfloat16" else size
-    head = vocab * width
-    parameters = layers * (4 * width * width + 3 * width * inner) + head * (1 if shape["tied"] else 2)
-    slots = config.tokens_per_batch
-    per_layer = slots * (2 * width + 8 * width + 3 * inner) * half
-    kept = slots * width * half * layers + per_layer if config.gradient_checkpointing else per_layer * layers
-    return {
-        "weights": parameters * size,
-        "gradients": parameters * size,
-        "optimizer": 2 * parameters * size,
-        "activations": kept,
-        "head": head * size + (48 << 20),
-    }
-
-
-def _shape(model: str | None) -> dict[str, int] | None:
-    path = Path(model or "") / "config.json"
-    if model is None or not path.is_file():
-        return None
-    values = json.loads(path.read_text(encoding="utf-8"))
-    values = values.get("text_config", values)
-    if any(name not in values for name in _SHAPE):
-        return None
-    return {name: int(values[name]) for name in _SHAPE} | {"tied": int(bool(values.get("tie_word_embeddings", True)))}
