@@ -196,7 +196,7 @@ def _summary(reading: Reading, shown: int, first: int) -> None:
     for label, count in reading.rules.items():
         out.print(Text(f"author rule {_neutral(label)}: {count} messages"))
     for name, count in sorted(reading.unknown_fields.items()):
-        out.print(Text(f"unknown field {_neutral(name)}: kept, {count} times", style="yellow"))
+        out.print(Text(f"unknown field {_neutral(name)} ({count} times)", style="yellow"))
     for note, count in sorted(reading.notes.items()):
         out.print(Text(f"note: {_neutral(note)} ({count})", style="dim"))
     _problems(reading)
