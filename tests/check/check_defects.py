@@ -863,8 +863,8 @@ def lost_rollout(clean: Clean) -> Planted:
 def per_micro_batch(clean: Clean) -> Planted:
     good = weighed(clean)
     bad = []
-    for i in range(0, len(good), 5):
-        batch = good[i : i + 5]
+    for i in range(0, len(good), 4):  # not the groups, which are of five
+        batch = good[i : i + 4]
         own = float(sum(int(row["sampled"].sum()) for row in batch))
         bad += [edited(row, **{"denominator.rl": np.where(row["sampled"], own, np.nan)}) for row in batch]
     return Planted(Rows(good), Rows(bad), {("TM606", 0, int(starts(good[0])[0]))})

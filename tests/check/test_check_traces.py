@@ -77,6 +77,72 @@ def test_a_reward_that_is_not_the_sum_of_its_parts_breaks_an_invariant():
     assert of_trace(trace) == [("TM110", None)]
 
 
+def message(role, author, *, id, **facts):
+    return {"id": id, "role": role, "author": author, "blocks": [{"type": "text", "text": "hm"}], **facts}
+
+
+ASKED = message("user", "user", id="a")
+SAID = message("assistant", "policy", id="b")
+OTHER_BLOCK = {"type": "text", "text": "and so on", "author": "model"}
+BREACHES = {
+    "repeated id": ([ASKED, {**SAID, "id": "a"}], {}, 1),
+    "no such parent": ([ASKED, {**SAID, "parent": "zz"}], {}, 1),
+    "own ancestor": ([{**ASKED, "parent": "b"}, {**SAID, "parent": "a"}], {}, 0),
+    "sampled by the user": ([{**ASKED, "sampled": {"token_ids": [5]}}, SAID], {}, 0),
+    "the policy in the tool's place": ([ASKED, {**SAID, "role": "user"}], {}, 1),
+    "two authors": ([ASKED, {**SAID, "blocks": [*SAID["blocks"], OTHER_BLOCK]}], {}, 1),
+    "rewards": ([ASKED, SAID], {"reward": 1.0, "rewards": {"a": {"score": 0.25}}}, None),
+    "edge from nowhere": ([ASKED, SAID], {"edges": [{"kind": "compaction", "at": "zz", "to": "b"}]}, None),
+    "edge to nowhere": ([ASKED, SAID], {"edges": [{"kind": "compaction", "at": "a", "to": "zz"}]}, None),
+}
+
+
+@pytest.mark.parametrize("name", sorted(BREACHES))
+def test_each_way_in_which_a_trace_contradicts_itself_is_found_at_its_message(name):
+    messages, facts, turn = BREACHES[name]
+    trace = Trace.model_validate({"id": "t", "messages": messages, **facts})
+    found = of_trace(trace)
+    assert ("TM110", turn) in found and {code for code, _ in found} == {"TM110"}
+    assert of_trace(Trace.model_validate({"id": "t", "messages": [ASKED, SAID]})) == []
+
+
+def calls(*prompts, reply=(7, 8, 9)):
+    """Calls with these exact prompts and one reply each, on one branch."""
+    messages = []
+    for k, prompt in enumerate(prompts):
+        messages.append(message("user", "user", id=f"u{k}"))
+        sampled = {"token_ids": list(reply), "prompt_ids": list(prompt)}
+        messages.append(message("assistant", "policy", id=f"a{k}", sampled=sampled))
+    return Trace.model_validate({"id": "t", "messages": messages})
+
+
+@pytest.mark.parametrize(
+    ("second", "cause"),
+    [
+        ([1, 2, 3, 7, 8, 9, 4], None),
+        ([1, 2, 3, 7, 8, 9], None),
+        ([1, 2, 3, 7, 88, 9, 4], "reply re-tokenized"),
+        ([1, 2, 3, 7, 8], "reply re-tokenized"),
+        ([1, 5, 3, 7, 8, 9, 4], "history rewritten"),
+    ],
+)
+def test_a_call_whose_prompt_does_not_go_on_from_the_call_before_is_a_prefix_break(second, cause):
+    session = Session(Settings(select=("TM102",)))
+    session.start(None)
+    session.trace(calls([1, 2, 3], second), alone=True)
+    found = session.report().findings
+    assert [(f.code, f.place.turn, f.cause) for f in found] == ([] if cause is None else [("TM102", 3, cause)])
+
+
+def test_a_branch_that_starts_anew_is_no_prefix_break():
+    trace = calls([1, 2, 3], [6, 6, 6])
+    rooted = [each.model_copy(update={"parent": None}) if each.id == "u1" else each for each in trace.messages]
+    session = Session(Settings(select=("TM102",)))
+    session.start(None)
+    session.trace(trace.model_copy(update={"messages": rooted}), alone=True)
+    assert len(trace.branches()) == 1 and session.report().findings == []
+
+
 def test_two_user_messages_in_a_row_are_found_where_a_template_is_known(tokenizer):
     trace = Trace.from_messages([USER, {"role": "user", "content": "Go on."}, ANSWER], id="t")
     assert of_trace(trace, tokenizer=tokenizer) == [("TM113", 1)]

@@ -89,7 +89,12 @@ def test_uniform_rewards_move_nothing() -> None:
 
 def test_without_rewards_the_weights_are_shown_and_the_assumption_is_said() -> None:
     found = explained("grpo", [100, 1000], [None, None])
-    assert "every advantage is taken as 1" in found.lines()[1]
+    text = "\n".join(found.lines())
+    assert "which rollouts are better is unknown; weights are shown for an advantage of 1" in found.lines()[1]
+    assert "There is no reward: nothing can be said" in text and "+1.00" not in text
+    assert "Pushing hardest" not in text and "Correlation" not in text and "raises rollouts" not in text
+    (rl,) = found.to_json()["components"].values()
+    assert {rollout["advantage"] for rollout in rl["rollouts"]} == {None} and not found.to_json()["rewarded"]
     assert found.audit.components["rl"].per_token["sequence_mean"].tolist() == [0.005, 0.0005]
 
 

@@ -74,7 +74,7 @@ def _rollout(view: View, i: int, scalars: Any) -> Rollout:
         trace=text("trace_id"),
         task=text("task_id"),
         reward=number("reward"),
-        advantage=number("advantage"),
+        advantage=number("advantage") if scalars.get("advantage") is not None else _constant(view, begin, end),
         attempt=None if scalars.get("attempt") is None else int(scalars["attempt"]),
         prompt=None
         if view.wrong_vocabulary[i]
@@ -87,6 +87,16 @@ def _rollout(view: View, i: int, scalars: Any) -> Rollout:
         fork=scalars.get("fork_row") is not None or bool(scalars.get("branch")),
         identity=text("id"),
     )
+
+
+def _constant(view: View, begin: int, end: int) -> float | None:
+    """The advantage that every trained token of a row has in a per-token column; None where they differ."""
+    column = view.block.column("advantage", neutral=np.nan)
+    if column is None or view.mask is None:
+        return None
+    given = column[begin:end][view.trained[begin:end]]
+    same = len(given) and np.isfinite(given).all() and np.ptp(given) == 0
+    return float(given[0]) if same else None
 
 
 def _prompt_end(view: View, begin: int, end: int, first: int) -> int:

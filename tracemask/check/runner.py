@@ -94,18 +94,22 @@ class Session:
 
     def trace(self, trace: Any, *, alone: bool = False) -> None:
         """Run the rules about messages on one trace. alone: no rows follow, so its other breaches are told too."""
-        from tracemask.check.rules.traces import breaches
+        from tracemask.check.rules.traces import breaches, is_tree, prompt_breaks
 
         self.have.add(Need.MESSAGES)
         self.traces += 1
         if self.run.grammar is not None:
             self.have.add(Need.TEMPLATE)
         have = frozenset(self.have | ({Need.TOKENIZER} if self.run.lens else set()))
+        sound = is_tree(trace, self.run)
         for rule in self._ready(Scope.TRACE, have):
-            self._take(rule.check(trace, self.run), None)
+            if sound or rule.code == "TM110":
+                self._take(rule.check(trace, self.run), None)
         elsewhere = {rule.code for rule in self.rules if rule.scope is not Scope.TRACE}
         wanted = elsewhere if alone else elsewhere & {"TM101"}
         found = [finding for finding in breaches(trace, self.run) if finding.code in wanted]
+        if sound and any(rule.code == "TM102" for rule in self.rules):
+            found += prompt_breaks(trace)
         self.ran.update(finding.code for finding in found)
         self._take(found, None)
 

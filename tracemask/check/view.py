@@ -50,6 +50,8 @@ class View:
         for name, need in (("reward", Need.REWARDS), ("group_id", Need.GROUPS), ("advantage", Need.ADVANTAGES)):
             if any(value is not None for value in block.scalar(name)):
                 have.add(need)
+        if "advantage" in names:
+            have.add(Need.ADVANTAGES)
         if block.weights:
             have.add(Need.WEIGHTS)
         if any(name.startswith("denominator.") for name in names):

@@ -29,11 +29,12 @@ class Rows(Sized, Iterable[Row], Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """An audit and what had to be assumed for it."""
+    """An audit and what had to be assumed for it. rewarded: advantages come from the data, not from an assumption."""
 
     audit: Audit
     advantages: Advantages
     notes: list[str] = field(default_factory=list)
+    rewarded: bool = True
 
     def lines(self, *, limit: int = 12) -> list[str]:
         """Plain text, at most `limit` rollouts a table (the hardest pushes first where there are more)."""
@@ -44,7 +45,7 @@ class Explanation:
         ]
         out += [f"note: {note}" for note in self.notes]
         for component in found.components.values():
-            out += ["", *_component(component, found, limit)]
+            out += ["", *_component(component, found, limit, rewarded=self.rewarded)]
         return out
 
     def to_json(self) -> dict[str, Any]:
@@ -57,7 +58,10 @@ class Explanation:
             "dropped": dict(sorted(self.audit.dropped.items())),
             "advantages": self.advantages.counts,
             "findings": [finding.to_json() for finding in self.advantages.findings],
-            "components": {name: _json(component) for name, component in self.audit.components.items()},
+            "rewarded": self.rewarded,
+            "components": {
+                name: _json(component, rewarded=self.rewarded) for name, component in self.audit.components.items()
+            },
         }
 
 
@@ -70,10 +74,10 @@ def explain(
 ) -> Explanation:
     """Audit of a dataset under a recipe. rows: all of them, `row.index` counting from 0; scalars: their whole columns.
 
-    A dataset without rewards is explained with every advantage 1, and says so.
+    A dataset without rewards is explained as if every advantage were 1, says so, and names no advantage.
     """
     recipe = Recipe.load(recipe)
-    notes = []
+    notes, rewarded = [], True
     try:
         advantages = compute(recipe, scalars, rows=len(rows))
     except RecipeError as error:
@@ -81,14 +85,15 @@ def explain(
             raise
         plain = recipe.model_copy(update={"advantage": AdvantageSpec(estimator="reward"), "reward": RewardSpec()})
         advantages = compute(plain, {**scalars, "reward": [1.0] * len(rows)})
-        notes.append(f"{error.what}: every advantage is taken as 1")
+        rewarded = False
+        notes.append(f"{error.what}: which rollouts are better is unknown; weights are shown for an advantage of 1")
     if recipe.advantage.estimator in PER_TOKEN:
         notes.append("A is the mean over the rollout's trained tokens")
     notes += [finding.message for finding in advantages.findings]
-    return Explanation(audit(recipe, rows, advantages, token_bytes=token_bytes), advantages, notes)
+    return Explanation(audit(recipe, rows, advantages, token_bytes=token_bytes), advantages, notes, rewarded)
 
 
-def _component(component: ComponentAudit, found: Audit, limit: int) -> list[str]:
+def _component(component: ComponentAudit, found: Audit, limit: int, *, rewarded: bool) -> list[str]:
     kept = component.kept
     taken = _taken(component.name, found.dropped)
     if not len(kept):
@@ -104,11 +109,11 @@ def _component(component: ComponentAudit, found: Audit, limit: int) -> list[str]
         head,
         *taken,
         "  weight of one token",
-        *_table(component, shown, component.per_token, ("shortest / longest", component.token_ratio)),
+        *_table(component, shown, component.per_token, ("shortest / longest", component.token_ratio), rewarded),
         "  weight of the whole rollout (tokens × weight of one)",
-        *_table(component, shown, whole, ("longest / shortest", component.rollout_ratio)),
+        *_table(component, shown, whole, ("longest / shortest", component.rollout_ratio), rewarded),
         *([f"    … {rest} more rollouts"] if rest else []),
-        *(f"  {sentence}" for sentence in _words(component)),
+        *(f"  {sentence}" for sentence in _words(component, rewarded=rewarded)),
     ]
 
 
@@ -125,6 +130,7 @@ def _table(
     rollouts: list[int],
     values: dict[str, np.ndarray],
     ratio: tuple[str, Callable[[str], float]],
+    rewarded: bool,
 ) -> list[str]:
     names = [f"{name}*" if name == component.in_force else name for name in NAMES]
     widths = [max(9, len(name) + 1) for name in names]
@@ -136,13 +142,13 @@ def _table(
 
     out = [line("rollout", "tokens", "A", names)]
     for at in rollouts:
-        advantage = _signed(component.advantage[at])
+        advantage = _signed(component.advantage[at]) if rewarded else "–"
         cells = (_number(values[name][at]) for name in NAMES)
         out.append(line(_short(component.labels[at]), str(component.tokens[at]), advantage, cells))
     return [*out, line(ratio[0], "", "", (_number(ratio[1](name)) for name in NAMES))]
 
 
-def _words(component: ComponentAudit) -> list[str]:
+def _words(component: ComponentAudit, *, rewarded: bool) -> list[str]:
     out = []
     name, kept = component.in_force, component.kept
     if component.tokens[kept[0]] == component.tokens[kept[-1]]:
@@ -156,6 +162,8 @@ def _words(component: ComponentAudit) -> list[str]:
         )
     if not component.uses_advantage:
         return out
+    if not rewarded:
+        return [*out, "There is no reward: nothing can be said about which rollouts it raises or lowers."]
     correlation = component.correlation
     if not math.isnan(correlation):
         out.append(f"Correlation of length with advantage: {correlation:+.2f}{_tendency(correlation, token)}.")
@@ -191,19 +199,19 @@ def _taken(name: str, dropped: dict[str, int]) -> list[str]:
     return [f"  taken out: {parts} (tokens)"]
 
 
-def _json(component: ComponentAudit) -> dict[str, Any]:
+def _json(component: ComponentAudit, *, rewarded: bool) -> dict[str, Any]:
     return {
         "normalizer": component.in_force,
         "l_max": component.l_max,
-        "correlation": _null(component.correlation),
+        "correlation": _null(component.correlation) if rewarded else None,
         "token_ratio": {name: _null(component.token_ratio(name)) for name in NAMES},
         "rollout_ratio": {name: _null(component.rollout_ratio(name)) for name in NAMES},
-        "words": _words(component) if len(component.kept) else [],
+        "words": _words(component, rewarded=rewarded) if len(component.kept) else [],
         "rollouts": [
             {
                 "id": label,
                 "tokens": int(component.tokens[at]),
-                "advantage": _null(component.advantage[at]),
+                "advantage": _null(component.advantage[at]) if rewarded else None,
                 "per_token": {name: float(component.per_token[name][at]) for name in NAMES},
                 "per_rollout": {name: float(component.per_rollout(name)[at]) for name in NAMES},
             }

@@ -14,14 +14,23 @@ WORDS = {Severity.ERROR: "error", Severity.WARNING: "warning", Severity.INFO: "n
 
 def render(report: Report) -> str:
     """Groups worst first: one line each, then up to three examples; a summary line ends the report."""
+    hint = " (--skipped lists them)" if report.skipped else ""
+    return _render(report, _required(report)) + summary(report) + hint + "\n"
+
+
+def with_skipped(report: Report) -> str:
+    """The same, with every rule that could not run by what it lacks."""
+    return _render(report, _skipped(report)) + summary(report) + "\n"
+
+
+def _render(report: Report, not_run: Iterator[str]) -> str:
     lines = [line for group in report.groups for line in group_lines(group, report)]
     if lines:
         lines.append("")
     lines += [f"unreadable: {neutral(line)}" for line in report.unreadable]
-    lines += list(_not_run(report))
+    lines += list(not_run)
     lines += list(_ignores(report))
-    lines.append(summary(report))
-    return "\n".join(lines) + "\n"
+    return "".join(line + "\n" for line in lines)
 
 
 def group_lines(group: Group, report: Report) -> Iterator[str]:
@@ -42,7 +51,15 @@ def _share(group: Group, report: Report) -> str:
     return plural(group.findings, "finding")
 
 
-def _not_run(report: Report) -> Iterator[str]:
+def _required(report: Report) -> Iterator[str]:
+    """The rules that were required and could not run."""
+    for skip in report.skipped:
+        if skip.required:
+            fix = f" ({skip.remedy})" if skip.remedy else ""
+            yield f"required but not run: {skip.rule.code}, missing {', '.join(skip.missing)}{fix}"
+
+
+def _skipped(report: Report) -> Iterator[str]:
     """Skipped rules by what they lack: never counted as passed."""
     by_need: dict[tuple[str, str], list[str]] = {}
     for skip in report.skipped:
@@ -75,7 +92,7 @@ def summary(report: Report) -> str:
     size = f"{plural(report.rows, 'row')}, {plural(report.tokens, 'token')}"
     if report.traces:
         size = plural(report.traces, "trace") + (f", {size}" if report.rows else "")
-    return f"{verdict} in {size}; {len(report.ran)} rules ran, {len(report.skipped)} could not"
+    return f"{verdict} in {size}; {plural(len(report.ran), 'rule')} ran, {len(report.skipped)} could not"
 
 
 def statistics(report: Report) -> str:

@@ -70,6 +70,25 @@ def _recompute_finish(run: Run) -> Iterator[Finding]:
             yield Finding("TM408", text, place_of(first), data={"group": name, "formula": best})
 
 
+def _ragged_calls(view: View) -> Iterator[Finding]:
+    """Calls whose trained tokens have several advantages, in blocks where nine tenths of the calls have one."""
+    block = view.block
+    column = block.column("advantage", neutral=np.nan)
+    if column is None or view.mask is None:
+        return
+    start, end = block.spans(view.trained, view.edges)
+    long = end - start >= 2
+    start, end = start[long], end[long]
+    changes = np.concatenate([[0], np.cumsum(np.diff(column, prepend=column[:1]) != 0)])
+    ragged = changes[end] - changes[start + 1] > 0
+    if len(start) < 10 or ragged.mean() > 0.1:  # advantages per token (GAE) change everywhere
+        return
+    for row, token, count in block.first_per_row(start[ragged]):
+        many = f"{count} call{'s' if count > 1 else ''}"
+        yield block.finding("TM408", row, f"the advantage changes inside {many}, the others have one each", token=token,
+                            cause="inside a call", calls=count)  # fmt: skip
+
+
 @rule(
     "TM408",
     "advantage-does-not-recompute",
@@ -82,6 +101,8 @@ def advantage_recomputes(view: View) -> Iterator[Finding]:
 
     **What it does.** Finds the estimator that explains most groups (r − mean, divided by a standard deviation of either
     kind with the usual ε, leave-one-out, reward itself, r / mean − 1) and reports the groups that it does not explain.
+    Advantages are a scalar of the row, or a column with one value on all trained tokens. A column with one value per
+    call (turn) is looked at too: a call whose own tokens differ is an error where the other calls are constant.
 
     **Why it is bad.** Rows were lost, repeated or moved between groups after the advantages were computed, or rewards
     changed: the signs may be wrong.
@@ -93,4 +114,4 @@ def advantage_recomputes(view: View) -> Iterator[Finding]:
     **Limits.** Where no known estimator explains half of the groups, this is one warning at most: yours may be another.
     """
     gather(view)
-    return iter(())
+    yield from _ragged_calls(view)

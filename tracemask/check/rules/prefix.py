@@ -28,7 +28,8 @@ def prefix_break(view: View) -> Iterator[Finding]:
 
     **What it does.** In our shards, compares a forked row with the row it forked from, up to the stated position: a
     difference is an error. In other data, consecutive rows with one `trace_id` (or `episode_id`) whose contexts do not
-    extend each other are a warning.
+    extend each other are a warning; so are, in rollout logs, consecutive calls whose `prompt_ids` do not go on from the
+    prompt and the reply of the call before.
 
     **Why it is bad.** Rows that were merged as if one extended the other train tokens in a context they never had.
     Where nothing was merged, a broken prefix means that history was rewritten: each step costs its whole context again.

@@ -39,9 +39,46 @@ def breaches(trace: Trace, run: Run) -> list[Finding]:
     return held["found"]
 
 
+def is_tree(trace: Trace, run: Run) -> bool:
+    """Whether the messages form a tree, so that its branches can be walked."""
+    return not any(each.cause in ("duplicate_id", "missing_parent", "cycle") for each in breaches(trace, run))
+
+
 def of_code(trace: Trace, run: Run, code: str) -> Iterator[Finding]:
     """The invariants that bear one code."""
     return (finding for finding in breaches(trace, run) if finding.code == code)
+
+
+def prompt_breaks(trace: Trace) -> Iterator[Finding]:
+    """TM102 on messages: a call's `prompt_ids` that do not go on from the prompt and the reply of the call before."""
+    turns = {message.id: i for i, message in enumerate(trace.messages)}
+    told: set[str] = set()
+    for branch in trace.branches():
+        before: list[int] | None = None
+        replies = 0
+        for message in branch:
+            sampled = message.sampled
+            if sampled is None or sampled.prompt_ids is None:
+                before = None if message.role == "assistant" else before
+                continue
+            prompt = [int(token) for token in sampled.prompt_ids]
+            if before is not None and message.id not in told:
+                told.add(message.id)
+                yield from _break(trace, turns[message.id], before, replies, prompt)
+            replies = len(prompt)
+            before = prompt + [int(token) for token in sampled.token_ids]
+
+
+def _break(trace: Trace, turn: int, before: list[int], replies: int, prompt: list[int]) -> Iterator[Finding]:
+    """before: prompt and reply of the call before, the reply from `replies` on."""
+    same = next((i for i, (x, y) in enumerate(zip(before, prompt)) if x != y), min(len(before), len(prompt)))
+    if same == len(before):
+        return
+    inside = same >= replies
+    what = "the reply before it stands there with other ids" if inside else "the context before it was rewritten"
+    text = f"its prompt follows the call before only up to token {same} of {len(before)}: {what}"
+    cause = "reply re-tokenized" if inside else "history rewritten"
+    yield Finding("TM102", text, place_in(trace, turn), cause=cause, data={"token": same})
 
 
 @rule("TM104", "arguments-double-encoded", ERROR, needs=MESSAGES, scope=Scope.TRACE)

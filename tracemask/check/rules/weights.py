@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -116,49 +116,68 @@ def first_token_weighted(view: View) -> Iterator[Finding]:
 
 @dataclass
 class Denominators:
-    """One row per rollout and component: denominator, counted tokens, all tokens, all tokens but padding."""
+    """Per component, a row per rollout: row, denominator, counted tokens, all tokens. groups: their names, in order."""
 
     rows: dict[str, list[tuple[int, float, int, int]]] = field(default_factory=dict)
-    first: dict[tuple[str, int], Finding] = field(default_factory=dict)
+    groups: dict[str, list[str | None]] = field(default_factory=dict)
+    first: dict[str, Finding] = field(default_factory=dict)
 
 
 def _denominators_finish(run: Run) -> Iterator[Finding]:
     held = run.state("TM606", Denominators)
     for name, rows in held.rows.items():
         # a materialized dataset of several steps has a denominator per step, of consecutive rows, on purpose
-        cause = _cause(np.array(rows, dtype=np.float64), steps=bool(run.metadata.get("recipe")))
+        cause = _cause(np.array(rows, dtype=np.float64), held.groups[name], steps=bool(run.metadata.get("recipe")))
         if cause:
-            first = held.first[name, int(rows[0][0])]
             text = f"denominator.{name} follows {cause}"
-            yield Finding("TM606", text, first.place, cause=f"{name}: {cause}", data={"component": name})
+            place = held.first[name].place
+            yield Finding("TM606", text, place, cause=f"{name}: {cause}", data={"component": name})
 
 
-def _cause(rows: np.ndarray, *, steps: bool = False) -> str | None:
+PART = "of a part of the rows: a micro-batch or a rank was counted, not the step"
+
+
+def _cause(rows: np.ndarray, groups: Sequence[str | None], *, steps: bool = False) -> str | None:
     """What a denominator follows that it must not; None where it is one number, or follows trained tokens or groups.
 
     steps: consecutive rows may be a step, known from the recipe in the metadata.
     """
     _, given, counted, size = rows.T
-    if len(rows) < 4 or np.ptp(given) == 0:
-        return None
-    ratio = given / np.maximum(counted, 1)
-    if np.ptp(ratio) <= 1e-6 * abs(ratio).max():
-        return None  # a mean per row of counted tokens
-    if np.ptp(size) > 0:
-        whole = given / np.maximum(size, 1)
-        if np.ptp(whole) <= 1e-6 * abs(whole).max():
-            return "the whole length of the row, context or padding included"
+    if len(rows) < 4 or np.ptp(given) == 0 or _proportional(given, counted):
+        return None  # one number, or a mean per row of counted tokens
+    if np.ptp(size) > 0 and _proportional(given, size):
+        return "the whole length of the row, context or padding included"
     if steps:
         return None
-    runs = _runs(given)
-    for batch in runs:
-        if len(batch) < 2:
-            return None
-    sums = np.array([counted[batch].sum() for batch in runs])
-    means = np.array([given[batch[0]] for batch in runs])
-    if len(runs) >= 2 and np.ptp(means / np.maximum(sums, 1)) <= 1e-6 * (means / np.maximum(sums, 1)).max():
-        return "the tokens of consecutive rows: a micro-batch or a rank was counted, not the step"
+    return _part(given, counted, size, groups) or _part(given / np.maximum(counted, 1), counted, size, groups)
+
+
+def _part(given: np.ndarray, counted: np.ndarray, size: np.ndarray, groups: Sequence[str | None]) -> str | None:
+    """What rows with one denominator have counted together, next to each other (a micro-batch) or not (a rank)."""
+    for parts in (_runs(given), [np.flatnonzero(given == value) for value in np.unique(given)]):
+        if len(parts) < 2 or min(map(len, parts)) < 2 or _are_groups(parts, groups):
+            continue
+        means = np.array([given[part[0]] for part in parts])
+        numbers = {
+            f"the tokens {PART}": [counted[part].sum() for part in parts],
+            f"the number {PART}": [len(part) for part in parts],
+            f"all tokens, context included, {PART}": [size[part].sum() for part in parts],
+            f"the padded size {PART}": [len(part) * size[part].max() for part in parts],
+        }
+        for cause, number in numbers.items():
+            if np.ptp(number) > 0 and _proportional(means, np.array(number, dtype=np.float64)):
+                return cause
     return None
+
+
+def _are_groups(parts: list[np.ndarray], groups: Sequence[str | None]) -> bool:
+    """Each part is one group of rollouts: then the denominator is the group's, a normalizer."""
+    return all(len({groups[i] for i in part}) == 1 and groups[part[0]] is not None for part in parts)
+
+
+def _proportional(x: np.ndarray, y: np.ndarray) -> bool:
+    ratio = x / np.maximum(y, 1)
+    return bool(np.ptp(ratio) <= 1e-6 * np.abs(ratio).max())
 
 
 def _runs(values: np.ndarray) -> list[np.ndarray]:
@@ -177,7 +196,8 @@ def denominator_depends(view: View) -> Iterator[Finding]:
     """A denominator column follows padding, the micro-batch or the rank.
 
     **What it does.** Reads `denominator.NAME` per row and tests what it is proportional to: the row's whole length
-    (padding or context counted), or the trained tokens of a few consecutive rows (a micro-batch or rank).
+    (context counted), or, over rows that share one (next to each other: a micro-batch; spread: a rank), their trained
+    tokens, their number, all their tokens, or their padded size.
 
     **Why it is bad.** The same data gives another gradient when the batch is cut differently; with gradient
     accumulation, rows of short micro-batches weigh more.
@@ -186,9 +206,9 @@ def denominator_depends(view: View) -> Iterator[Finding]:
 
     **How to fix.** Divide by the count of the whole step; `tracemask materialize` writes such denominators.
 
-    **Limits.** Denominators that differ by group or by row for their own trained tokens are normalizers, and pass. Four
-    rows at least. In shards of `tracemask materialize` consecutive rows may be a step: only a row's length is
-    tested there.
+    **Limits.** Denominators that differ by group (known by `group_id`) or by row for their own trained tokens are
+    normalizers, and pass. Four rows at least. In shards of `tracemask materialize` consecutive rows may be a step: only
+    a row's length is tested there.
     """
     held, block = view.run.state("TM606", Denominators), view.block
     for name, stream in block.weights.items():
@@ -201,7 +221,9 @@ def denominator_depends(view: View) -> Iterator[Finding]:
             given = float(column[block.offsets[row] + token])
             rows = held.rows.setdefault(name, [])
             if not rows:
-                held.first[name, index] = block.finding("TM606", row, "", token=token)
+                held.first[name] = block.finding("TM606", row, "", token=token)
             if len(rows) < 1 << 16:
+                group = block.rows[row].scalars.get("group_id")
+                held.groups.setdefault(name, []).append(None if group is None else str(group))
                 rows.append((index, given, count, int(block.sizes[row])))
     return iter(())
