@@ -52,7 +52,7 @@ def test_data_without_any_scalar_is_weighed_explained_and_reported(plain, tmp_pa
     assert "in loss 2" in tracemask("show", plain, "--weights", recipe).stdout
     assert "2 tokens in 1 rollout" in tracemask("explain", plain, "--recipe", recipe).stdout
     assert tracemask("report", plain, "--recipe", recipe, "-o", tmp_path / "r.html", "--no-check").returncode == 0
-    assert "taken as 1" in tracemask("explain", plain).stdout
+    assert "for an advantage of 1" in tracemask("explain", plain).stdout
     refused("TM603", "show", plain, "--weights", "grpo")
     refused("TM603", "materialize", plain, "--recipe", "grpo", "-o", tmp_path / "out")
 
