@@ -137,6 +137,14 @@ def test_verifiers_a_nodes_own_finish_reason_truncates(tmp_path: Path) -> None:
     assert trace.messages[1].cut_short
 
 
+def test_verifiers_a_column_with_holes_is_kept_and_not_filled(tmp_path: Path) -> None:
+    reply = NODES[1] | {"token_ids": [2, 3, 4], "mask": [False, True, True], "entropies": [0.5, None]}
+    message = one(tmp_path, "verifiers", {"id": "t", "nodes": [NODES[0], reply]}).messages[1]
+    assert message.sampled is not None
+    assert message.sampled.columns == {}
+    assert message.extra["log"]["entropies"] == [0.5, None]
+
+
 def test_verifiers_a_legacy_step_that_was_cut_says_so(tmp_path: Path) -> None:
     step = {
         "prompt": [{"role": "user", "content": "q"}],

@@ -74,11 +74,16 @@ class Fields:
         raise self.error(key, f"expected a string or an integer, found {_kind(value)}")
 
     def take_number(self, key: str) -> float | None:
-        """A number or None; true and "1" are not numbers."""
+        """A number as a float, or None; true and "1" are not numbers."""
         value = self._left.pop(key, None)
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
+        if value is None or isinstance(value, float):
+            return value
+        if isinstance(value, bool) or not isinstance(value, int):
             raise self.error(key, f"expected a number, found {_kind(value)}")
-        return value
+        try:
+            return float(value)
+        except OverflowError:
+            raise self.error(key, "a number beyond the range of floats") from None
 
     def take_int(self, key: str) -> int | None:
         """An integer or None."""

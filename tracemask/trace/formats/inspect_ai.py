@@ -13,8 +13,8 @@ from tracemask.core.vocab import Fidelity
 from tracemask.trace.fields import Fields
 from tracemask.trace.files import Layout
 from tracemask.trace.formats import Context, Format, Head, UnitKind
-from tracemask.trace.formats.inspect_chat import MESSAGE_SHAPE, OUTPUT_SHAPE, Chat
-from tracemask.trace.model import Reward, Source, Trace
+from tracemask.trace.formats.inspect_chat import MESSAGE_SHAPE, OUTPUT_SHAPE, Call, Chat
+from tracemask.trace.model import Message, Reward, Source, Trace
 from tracemask.trace.parse import loads, replace_surrogates
 from tracemask.trace.shape import known
 from tracemask.trace.streams import open_archive
@@ -94,18 +94,7 @@ def _sample(raw: dict[str, Any], name: str, evaluation: dict[str, Any], context:
     chat = Chat(sample.take_dict("attachments") or {}, evaluation.get("model"), context)
     pool = Fields(sample.take("events_data") or {}, f"{name}.events_data").take_list("messages") or []
     calls = list(chat.calls(sample.take_list("events") or [], pool, f"{name}.events"))
-    tree = Tree()
-    before: str | None = None
-    compacted: str | None = None
-    tools: list[Any] | None = None
-    for call in calls:
-        compacted = call.compaction or compacted
-        at = tree.call(call.prompt, call.reply)
-        tools = call.tools or tools
-        if compacted is not None and before is not None:
-            tree.link("compaction", before, tree.fresh, trigger=compacted)
-            compacted = None
-        before = at
+    tree, last = _grown(calls)
     listed = chat.messages(sample.take_list("messages") or [], f"{name}.messages")
     if not calls:
         tree.messages = listed
@@ -124,15 +113,30 @@ def _sample(raw: dict[str, Any], name: str, evaluation: dict[str, Any], context:
         task_id=identity,
         group_id=identity,
         attempt=epoch,
-        tools=[_tool(tool) for tool in tools] if tools else None,
+        tools=next(([_tool(tool) for tool in call.tools] for call in reversed(calls) if call.tools), None),
         rewards=scores,
         reward=next(iter(scores.values())).score if len(scores) == 1 else None,
         stop=f"limit: {cast('dict[str, Any]', limit).get('type')}" if isinstance(limit, dict) else None,
-        truncated=True if isinstance(limit, dict) or (before is not None and tree.messages[-1].cut_short) else None,
+        truncated=True if isinstance(limit, dict) or (last is not None and last.cut_short) else None,
         errors=[str(cast("dict[str, Any]", error).get("message"))] if isinstance(error, dict) else [],
         source=Source(format="inspect"),
         extra=sample.rest() | {"task": evaluation.get("task"), "model": evaluation.get("model")},
     )
+
+
+def _grown(calls: list[Call]) -> tuple[Tree, Message | None]:
+    """The tree of the calls, compactions linked, and the last reply."""
+    tree = Tree()
+    before: str | None = None
+    compacted: str | None = None
+    for call in calls:
+        compacted = call.compaction or compacted
+        at = tree.call(call.prompt, call.reply)
+        if compacted is not None and before is not None:
+            tree.link("compaction", before, tree.fresh, trigger=compacted)
+            compacted = None
+        before = at
+    return tree, calls[-1].reply if calls else None
 
 
 def _rewards(scores: dict[str, Any], context: Context) -> dict[str, Reward]:

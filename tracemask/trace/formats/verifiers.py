@@ -185,23 +185,31 @@ def _sampled(node: Fields, ids: list[int], before: list[int] | None, call: dict[
     raw = node.take("logprobs")
     if raw:
         values["logprobs"] = spread(raw, inside, len(ids), start, node.at("logprobs"))
+    values |= _columns(node, len(ids), start, inside)
+    return build_sampled(values, node.where)
+
+
+def _columns(node: Fields, total: int, start: int, inside: list[bool]) -> dict[str, Any]:
+    """Other numbers of the sampled tokens: fields of Sampled."""
+    values: dict[str, Any] = {}
     columns: dict[str, list[float]] = {}
     for name, column in _TOKEN_COLUMNS.items():
         raw = node.take(name)
         if raw is None:
             continue
-        laid = spread(raw, inside, len(ids), start, node.at(f"{name}"))
+        laid = spread(raw, inside, total, start, node.at(name))
         own = [value for value, flag in zip(laid, inside, strict=True) if flag]
         if name == "advantages" and own and len(set(own)) == 1:
             values["advantage"] = own[0]
         elif None not in own:
             columns[column] = [0.0 if value is None else value for value in laid]
+        else:
+            node.give(name, raw)  # some are missing: no column, but kept
     for name, weights in (node.take_dict("loss_weights") or {}).items():
-        if not isinstance(weights, list) or len(weights) != len(ids):
-            raise node.error(f"loss_weights.{name}", f"not one weight for each of {len(ids)} token_ids", code="TM101")
-        columns[f"weight.{name}"] = weights[start:end]
-    values["columns"] = columns
-    return build_sampled(values, node.where)
+        if not isinstance(weights, list) or len(weights) != total:
+            raise node.error(f"loss_weights.{name}", f"not one weight for each of {total} token_ids", code="TM101")
+        columns[f"weight.{name}"] = weights[start : start + len(inside)]
+    return values | {"columns": columns}
 
 
 def _sampling(call: dict[str, Any]) -> dict[str, Any]:

@@ -32,14 +32,7 @@ def legacy_trace(row: Fields, context: Context) -> Trace:
             raise step.error("completion", "missing")
         at, fresh = tree.walk(prompt), tree.fresh
         reply = completion[0]
-        cut = step.take_bool("is_truncated")
-        reply.sampled = _legacy_tokens(step)
-        if reply.sampled is None:
-            reply.finish_reason = reply.finish_reason or ("length" if cut else None)
-        else:
-            reply.finish_reason = None
-            reply.sampled.finish_reason = reply.sampled.finish_reason or ("length" if cut else None)
-            reply.sampled.reward, reply.sampled.advantage = step.take_number("reward"), step.take_number("advantage")
+        _sample(reply, step)
         keep(reply, step.rest())
         at = tree.add(reply, at)
         if previous is not None and not tree.follows(at, previous):
@@ -57,6 +50,18 @@ def legacy_trace(row: Fields, context: Context) -> Trace:
         tools = [nested_tool(tool) for tool in declared] or None
     scalars = trace_scalars(row, default_id=context.default_id())
     return tree.trace(tools=tools, source=Source(format="verifiers", version="legacy"), extra=row.rest(), **scalars)
+
+
+def _sample(reply: Message, step: Fields) -> None:
+    """The reply's tokens, and why it stopped."""
+    cut = "length" if step.take_bool("is_truncated") else None
+    reply.sampled = _legacy_tokens(step)
+    if reply.sampled is None:
+        reply.finish_reason = reply.finish_reason or cut
+        return
+    reply.finish_reason = None
+    reply.sampled.finish_reason = reply.sampled.finish_reason or cut
+    reply.sampled.reward, reply.sampled.advantage = step.take_number("reward"), step.take_number("advantage")
 
 
 def nested_tool(raw: Any) -> dict[str, Any]:
