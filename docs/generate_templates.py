@@ -20,7 +20,7 @@ sys.path.insert(0, str(ROOT / "tests" / "render" / "template"))
 CACHE = ROOT / "fixtures" / ".cache"
 PAGE = "docs/reference/templates.md"
 REAL = ("qwen3", "llama3_1", "deepseek_v3", "gemma3")
-VERDICTS = ("identical", "absent content", "refused by both", "refused by us", "differs")
+VERDICTS = ("identical", "passed otherwise", "refused by both", "refused by us", "differs")
 
 INTRO = """# Chat templates
 
@@ -33,7 +33,7 @@ of conversation, generation prompt off and on: {renders} renders of each, compar
 | verdict | renders | meaning |
 | --- | ---: | --- |
 | identical | {identical} | the same bytes, every character with its origin |
-| absent content | {absent} | content is null and transformers fails; `""` (null, if the template asks for it) is passed, and recorded |
+| passed otherwise | {absent} | transformers fails on what the log has; absent content is passed as `""` or null, a string as a text part, arguments as an object or as JSON text, as engines do, and that is recorded |
 | refused by both | {both} | the template itself refuses this conversation (TM920) |
 | refused by us | {ours} | a construct that cannot be followed (TM921) or a limit (TM922) |
 | differs | {differs} | |
@@ -42,7 +42,7 @@ Templates supported (nothing refused by us, nothing differs): **{supported} of {
 
 Conversations: {names}.
 
-| template | identical | absent content | refused by both | refused by us | differs | refuses (both) |
+| template | identical | passed otherwise | refused by both | refused by us | differs | refuses (both) |
 | --- | ---: | ---: | ---: | ---: | ---: | --- |
 """
 
@@ -122,8 +122,8 @@ def renders(name: str, source: str, other: Any, tokens: dict[str, str]) -> Itera
                 yield kind, "refused by both" if theirs is None else "refused by us", error, theirs
                 continue
             if theirs is None:
-                passed = ours.empty_content or ours.null_content
-                yield kind, "absent content" if passed else "differs", ours, theirs
+                passed = ours.passed_otherwise
+                yield kind, "passed otherwise" if passed else "differs", ours, theirs
             else:
                 yield kind, "identical" if ours.text == theirs else "differs", ours, theirs
 
@@ -161,7 +161,7 @@ def page(found: dict[str, list[Result]]) -> str:
         kinds=len(CHATS),
         renders=2 * len(CHATS),
         identical=total["identical"],
-        absent=total["absent content"],
+        absent=total["passed otherwise"],
         both=total["refused by both"],
         ours=total["refused by us"],
         differs=total["differs"],

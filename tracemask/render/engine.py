@@ -16,12 +16,12 @@ from tracemask.core.vocab import Origin
 from tracemask.render.budget import MAX_SOURCE, Progress
 from tracemask.render.codegen import refuse_nodes
 from tracemask.render.fields import wrap, wrap_message
+from tracemask.render.manner import Manner, manners
 from tracemask.render.provenance import Text, plain
 from tracemask.render.sandbox import TracingContext, make_environment
 from tracemask.render.tags import MAX_CHARS, At, LimitExceeded, Mark, Run, Tag, Untraceable, check_size
 from tracemask.render.text import RenderedText, Span
 
-REASONING_NAMES = ("reasoning_content", "thinking", "reasoning")
 MAX_MESSAGE = 300  # characters of a template's own words in an error
 _PLAIN_NAMES = {
     "Text": "str",
@@ -32,7 +32,8 @@ _PLAIN_NAMES = {
     "Flag": "bool",
     "Null": "None",
 }
-_WRAPPED = re.compile(rf"'tracemask\.render\.(?:fields|provenance)\.({'|'.join(_PLAIN_NAMES)}) object'")
+_WRAPPED = re.compile(rf"tracemask\.render\.(?:fields|provenance)\.({'|'.join(_PLAIN_NAMES)}) object")
+_REFUSES = "the template refuses"
 _REMEDY = "check the template and the conversation; transformers fails on it too"
 
 
@@ -68,24 +69,24 @@ class Engine:
             raise self._coded(error, progress) from None
 
     def render(self, job: Job) -> RenderedText:
-        """The text and its spans. Absent content is dropped, as transformers does. Where that makes the template fail,
-        null is passed to a template that asks whether content is none, and "" to any other (recorded)."""
+        """The text and its spans, of the messages as transformers passes them. Where that makes the template fail,
+        absent content and tool-call arguments are passed in the other ways that engines do, and that is recorded."""
         for index, message in enumerate(job.messages):
             if isinstance(message.get("content"), (list, tuple)):
                 self._refuse_media(message["content"], index)
-        absent = [index for index, message in enumerate(job.messages) if message.get("content") is None]
-        try:
-            return self._render(job, "dropped")
-        except RenderError as error:
-            if not absent or error.code != "TM920":
-                raise
-        if self._asks_for_null:
-            rendered = self._render(job, "null")
-            return RenderedText(rendered.text, rendered.spans, (), rendered.generation, tuple(absent))
-        rendered = self._render(job, "empty")
-        return RenderedText(rendered.text, rendered.spans, tuple(absent), rendered.generation)
+        failed: RenderError | None = None
+        for manner in manners(job.messages, asks_for_null=self._asks_for_null):
+            try:
+                return manner.noted(self._render(job, manner), job.messages)
+            except RenderError as error:
+                if error.code != "TM920":
+                    raise
+                if failed is None or error.what.startswith(_REFUSES):  # what a template says itself tells most
+                    failed = error
+        assert failed is not None
+        raise failed
 
-    def _render(self, job: Job, manner: str) -> RenderedText:
+    def _render(self, job: Job, manner: Manner) -> RenderedText:
         progress = Progress()
         try:
             variables = self._variables(job, manner)
@@ -102,8 +103,8 @@ class Engine:
         except Exception as error:  # a stranger's template may raise anything
             raise self._coded(error, progress) from None
 
-    def _variables(self, job: Job, manner: str) -> dict[str, Any]:
-        messages = [wrap_message(_normalized(message, manner), index) for index, message in enumerate(job.messages)]
+    def _variables(self, job: Job, manner: Manner) -> dict[str, Any]:
+        messages = [wrap_message(manner.applied(message), index) for index, message in enumerate(job.messages)]
         variables: dict[str, Any] = dict(self._tokens)
         variables.update(
             messages=messages,
@@ -141,7 +142,7 @@ class Engine:
         where = self.name if progress.message < 0 else f"{self.name}, message {progress.message}"
         said = str(error)
         message = said if len(said) <= MAX_MESSAGE else said[:MAX_MESSAGE] + "…"
-        message = _WRAPPED.sub(lambda match: f"'{_PLAIN_NAMES[match.group(1)]} object'", message)
+        message = _WRAPPED.sub(lambda match: f"{_PLAIN_NAMES[match.group(1)]} object", message)
         if isinstance(error, RenderError):
             return error
         if isinstance(error, Untraceable):
@@ -155,19 +156,8 @@ class Engine:
         if isinstance(error, TemplateSyntaxError):
             return RenderError("TM920", where=f"{self.name}:{error.lineno}", what=f"syntax error: {error.message}")
         if isinstance(error, TemplateError) and not isinstance(error, UndefinedError):
-            return RenderError("TM920", where=where, what=f"the template refuses: {message}", fix=_REMEDY)
+            return RenderError("TM920", where=where, what=f"{_REFUSES}: {message}", fix=_REMEDY)
         return RenderError("TM920", where=where, what=f"{type(error).__name__}: {message}", fix=_REMEDY)
-
-
-def _normalized(message: Mapping[str, Any], manner: str) -> dict[str, Any]:
-    """What transformers passes: keys whose value is None dropped, reasoning under all its names."""
-    plain = {key: value for key, value in message.items() if value is not None}
-    if manner != "dropped" and "content" not in plain:
-        plain["content"] = None if manner == "null" else ""
-    reasoning = next((plain[name] for name in REASONING_NAMES if plain.get(name) is not None), None)
-    if reasoning is not None:
-        plain = {"thinking": reasoning, **plain, "reasoning_content": reasoning}
-    return plain
 
 
 def _tests_content_for_none(tree: nodes.Template) -> bool:

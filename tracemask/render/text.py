@@ -29,12 +29,24 @@ class Span(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RenderedText:
-    """`text` and the spans that cover it exactly once, in order. `empty_content` lists messages whose absent content
-    was passed as "" because the template fails without it, `null_content` those that were passed as null, to a template
-    that asks for it. `generation` holds the ranges of {% generation %} blocks."""
+    """`text` and the spans that cover it exactly once, in order. `generation`: ranges of {% generation %} blocks.
+
+    Messages that were not passed as they are, because the template fails on what they are: `empty_content` and
+    `null_content` had none, and "" or null was passed; `other_content` were passed as one text part though they are a
+    string, or the other way round; `other_arguments` had their tool-call arguments passed as objects though they are
+    strings, or as JSON text though they are objects.
+    """
 
     text: str
     spans: list[Span]
     empty_content: tuple[int, ...] = ()
     generation: tuple[tuple[int, int], ...] = ()
     null_content: tuple[int, ...] = ()
+    other_content: tuple[int, ...] = ()
+    other_arguments: tuple[int, ...] = ()
+
+    @property
+    def passed_otherwise(self) -> tuple[int, ...]:
+        """All messages that were not passed as they are."""
+        notes = (self.empty_content, self.null_content, self.other_content, self.other_arguments)
+        return tuple(sorted({index for note in notes for index in note}))

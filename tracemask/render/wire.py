@@ -16,6 +16,7 @@ from tracemask.render.text import RenderedText, Span
 HEADER = struct.Struct("<IIIII")  # kind, bytes of text, bytes of spans, bytes of tags, bytes of extras
 RENDERED, REFUSED, DONE = 0, 1, 2
 _ORIGINS = tuple(Origin)
+_NOTES = ("empty_content", "null_content", "other_content", "other_arguments")
 
 
 def pack_request(request: Any) -> bytes:
@@ -59,8 +60,9 @@ def pack_rendered(rendered: RenderedText) -> bytes:
     spans = array("i", flat).tobytes()
     table = json.dumps(list(tags)).encode()
     extras = b""
-    if rendered.empty_content or rendered.null_content or rendered.generation:
-        extras = json.dumps([rendered.empty_content, rendered.null_content, rendered.generation]).encode()
+    notes = [getattr(rendered, name) for name in _NOTES]
+    if any(notes) or rendered.generation:
+        extras = json.dumps([rendered.generation, notes]).encode()
     return HEADER.pack(RENDERED, len(text), len(spans), len(table), len(extras)) + text + spans + table + extras
 
 
@@ -93,5 +95,8 @@ def unpack_answer(kind: int, sizes: tuple[int, int, int, int], body: bytes) -> R
         tuple.__new__(Span, (start, end, message, *tags[index]))
         for start, end, message, index in zip(starts, ends, messages, indices, strict=True)
     ]
-    empty, null, generation = json.loads(body[tags_end:]) if sizes[3] else ((), (), ())
-    return RenderedText(text, spans, tuple(empty), tuple(map(tuple, generation)), tuple(null))
+    generation, notes = json.loads(body[tags_end:]) if sizes[3] else ((), ())
+    ranges = tuple((int(first), int(last)) for first, last in generation)
+    return RenderedText(
+        text, spans, generation=ranges, **{name: tuple(map(int, note)) for name, note in zip(_NOTES, notes)}
+    )

@@ -41,6 +41,7 @@ def test_a_case_renders_to_its_text_and_ids(case: dict[str, Any], real_tokenizer
     assert rendered.text == case["text"], case["fact"]
     assert list(rendered.empty_content) == case.get("empty", []), case["fact"]
     assert list(rendered.null_content) == case.get("null", []), case["fact"]
+    assert list(rendered.other_arguments) == case.get("other_arguments", []), case["fact"]
     if "ids" in case:
         assert vocabulary_of(folder).encode(rendered.text, add_special_tokens=False).ids == case["ids"], case["fact"]
 

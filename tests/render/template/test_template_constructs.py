@@ -163,10 +163,7 @@ REFUSED = {
     "{{ lipsum() }}": ("TM921", "lipsum"),
     "{{ raise_exception('no such role') }}": ("TM920", "no such role"),
     "{{ missing.x }}": ("TM920", "'missing' is undefined"),
-    "{{ 'a' + messages[2].tool_calls[0].function.arguments }}": (
-        "TM920",
-        "message 2, tool_calls[0].function.arguments",
-    ),
+    "{{ 'a' + messages[2].tool_calls[0].function }}": ("TM920", "message 2, tool_calls[0].function"),
     "{{ 'a' + 1 }}": ("TM920", "TypeError"),
     "{{ 'a' + missing }}": ("TM920", "undefined"),
     "{{ messages[1].content.nothing() }}": ("TM920", "'str object' has no attribute 'nothing'"),

@@ -40,6 +40,8 @@ REASONS: tuple[tuple[str, str, str], ...] = (
     ("theirs", r"<\|END_OF_TURN_TOKEN\|>", "theirs trains a second stop"),
     ("theirs", r"\n<\|endoftext\|>", "theirs trains what the template appends after the stop"),
     ("ours", r"<\|tool_response>", "theirs leaves out the opener of the tool's answer, the stop of a Gemma 4 call"),
+    ("ours", r"<\|tool_response>response:probe", "content printed behind the tool's answer: TM317, not trainable"),
+    ("theirs", "AAA1", "content printed behind the tool's answer: no engine saw the reply so, ours trains none of it"),
 )  # fmt: skip
 
 

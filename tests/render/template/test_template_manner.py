@@ -1,0 +1,121 @@
+"""What a template fails on is passed to it as engines pass it, and that is recorded; what it takes stays as it is."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from template_chats import TOKENS
+
+from tracemask.core.errors import RenderError
+from tracemask.core.vocab import Author, Origin
+from tracemask.render.renderer import Renderer
+from tracemask.render.template import Template
+from tracemask.trace.model import Text, Trace
+
+SMALL = Path(__file__).resolve().parents[3] / "fixtures" / "tokenizers" / "small"
+ITERATES = (
+    "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% for c in m.tool_calls or [] %}{{ c.function.name }}"
+    "{% for k, v in c.function.arguments|items %}[{{ k }}={{ v }}]{% endfor %}{% endfor %}{% endfor %}"
+)
+CONCATENATES = (
+    "{% for m in messages %}{% for c in m.tool_calls or [] %}"
+    "{{ c.function.name + '(' + c.function.arguments + ')' }}{% endfor %}{% endfor %}"
+)
+PARTS = "{% for m in messages %}<{{ m.role }}>{% for p in m.content %}{{ p.text.strip() }}{% endfor %}{% endfor %}"
+PLAIN = "{% for m in messages %}{{ m.role + ':' + m.content }};{% endfor %}"
+
+
+def called(arguments: Any) -> list[dict[str, Any]]:
+    call = {"type": "function", "function": {"name": "gate", "arguments": arguments}}
+    return [{"role": "user", "content": "Open."}, {"role": "assistant", "content": "", "tool_calls": [call]}]
+
+
+@pytest.mark.parametrize("sandbox", ["inline", "worker"])
+def test_strings_are_parsed_for_a_template_that_iterates_over_arguments(sandbox: Any) -> None:
+    template = Template(ITERATES, sandbox=sandbox)
+    given, parsed = template.render(called({"id": 1, "to": "é"})), template.render(called('{"id": 1, "to": "é"}'))
+    assert parsed.text == given.text == "<user>Open.<assistant>gate[id=1][to=é]"
+    assert parsed.spans == given.spans
+    assert (given.other_arguments, parsed.other_arguments, parsed.passed_otherwise) == ((), (1,), (1,))
+
+
+@pytest.mark.parametrize("sandbox", ["inline", "worker"])
+def test_objects_are_spelled_for_a_template_that_concatenates_arguments(sandbox: Any) -> None:
+    template = Template(CONCATENATES, sandbox=sandbox)
+    spelled = template.render(called({"id": 1, "to": "é"}))
+    assert spelled.text == 'gate({"id": 1, "to": "é"})' == template.render(called('{"id": 1, "to": "é"}')).text
+    assert spelled.other_arguments == (1,)
+    assert {span.origin for span in spelled.spans if "é" in spelled.text[span.start : span.end]} == {Origin.TOOL_CALL}
+
+
+def test_a_string_becomes_one_part_for_a_template_that_reads_parts() -> None:
+    rendered = Template(PARTS, sandbox="inline").render([{"role": "user", "content": "Hi"}])
+    assert (rendered.text, rendered.other_content) == ("<user>Hi", (0,))
+    assert [(span.source, span.field) for span in rendered.spans if span.origin is Origin.CONTENT] == [
+        (0, ("content",))
+    ]
+
+
+def test_one_text_part_becomes_a_string_for_a_template_that_reads_strings() -> None:
+    template = Template(PLAIN, sandbox="inline")
+    rendered = template.render([{"role": "user", "content": [{"type": "text", "text": "Hi"}]}])
+    assert (rendered.text, rendered.other_content) == ("user:Hi;", (0,))
+    two = [{"type": "text", "text": "Hi"}, {"type": "text", "text": "there"}]
+    with pytest.raises(RenderError, match="TM920"):
+        template.render([{"role": "user", "content": two}])
+
+
+def test_what_a_template_takes_is_passed_as_it_is() -> None:
+    compact = '{"to":"x","id":1}'
+    rendered = Template(CONCATENATES, sandbox="inline").render(called(compact))
+    assert (rendered.text, rendered.passed_otherwise) == (f"gate({compact})", ())
+
+
+def test_a_string_that_is_no_object_stays_refused_by_name() -> None:
+    for text in ('{"id": 1', "[1]", '"x"', ""):
+        with pytest.raises(RenderError, match="message 1.*TM920"):
+            Template(ITERATES, sandbox="inline").render(called(text))
+
+
+def test_the_error_is_what_the_template_says_itself() -> None:
+    source = "{% for m in messages %}{{ m.content[0].text }}{{ raise_exception('no ' + m.role) }}{% endfor %}"
+    with pytest.raises(RenderError, match="the template refuses: no user"):
+        Template(source, sandbox="inline").render([{"role": "user", "content": "Hi"}])
+
+
+def test_authors_of_blocks_hold_where_a_string_was_passed_as_a_part() -> None:
+    trace = Trace.from_messages([{"role": "user", "content": "x"}, {"role": "assistant", "content": "yes"}])
+    blocks = [Text(text="the task "), Text(text="the check", author="verifier")]
+    trace.messages[0] = trace.messages[0].model_copy(update={"blocks": blocks})
+    trace_author = Author[trace.messages[0].author.upper()]
+    (sample,) = Renderer(SMALL, Template(PARTS, sandbox="inline")).render(trace)
+    said = {Author(author) for author, message in zip(sample.author, sample.message) if message == 0}
+    assert {trace_author, Author.VERIFIER} <= said
+
+
+@pytest.mark.real
+def test_every_template_takes_both_forms_of_arguments(real_templates: dict[str, str]) -> None:
+    """Objects and strings give the same text wherever a template takes only one of them."""
+    arguments = {"a": 1, "b": ["é", None]}
+    took = 0
+    for name, source in real_templates.items():
+        template = Template(source, name=name, tokens=TOKENS, sandbox="inline")
+        outcomes = template_outcomes(template, called(arguments), called(json.dumps(arguments, ensure_ascii=False)))
+        assert len({isinstance(each, RenderError) for each in outcomes}) == 1, name
+        if not isinstance(outcomes[0], RenderError) and any(each.other_arguments for each in outcomes):
+            assert outcomes[0].text == outcomes[1].text, name
+            took += 1
+    assert took >= 15
+
+
+def template_outcomes(template: Template, *chats: list[dict[str, Any]]) -> list[Any]:
+    out: list[Any] = []
+    for chat in chats:
+        try:
+            out.append(template.render(chat))
+        except RenderError as error:
+            out.append(error)
+    return out

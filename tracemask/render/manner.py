@@ -1,0 +1,160 @@
+"""The ways to pass a conversation to a template: what becomes of content and arguments. Runs no template."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from enum import Enum
+from itertools import product
+from typing import Any, NamedTuple
+
+from tracemask.render.text import RenderedText
+
+Message = Mapping[str, Any]
+REASONING_NAMES = ("reasoning_content", "thinking", "reasoning")
+
+
+class Absent(Enum):
+    """What becomes of content that is None: transformers drops the key; templates that fail on it get null or ""."""
+
+    DROPPED = "dropped"
+    NULL = "null"
+    EMPTY = "empty"
+
+
+class Content(Enum):
+    """The form of content: as the log has it; or a string as the one text part of a list, for templates that read
+    parts; or the one text part as a string."""
+
+    GIVEN = "given"
+    PARTS = "parts"
+    TEXT = "text"
+
+
+class Arguments(Enum):
+    """The form of tool-call arguments: as the log has them; or the strings parsed, as engines do for templates that
+    iterate over them; or the objects spelled as JSON, for templates that concatenate them."""
+
+    GIVEN = "given"
+    PARSED = "parsed"
+    SPELLED = "spelled"
+
+
+class Manner(NamedTuple):
+    """One way of passing a conversation."""
+
+    absent: Absent = Absent.DROPPED
+    arguments: Arguments = Arguments.GIVEN
+    content: Content = Content.GIVEN
+
+    def applied(self, message: Message) -> dict[str, Any]:
+        """What the template gets: keys whose value is None dropped, reasoning under all its names."""
+        plain = {key: value for key, value in message.items() if value is not None}
+        if self.absent is not Absent.DROPPED and "content" not in plain:
+            plain["content"] = None if self.absent is Absent.NULL else ""
+        if self.content is not Content.GIVEN:
+            plain["content"] = _CONTENT[self.content](plain.get("content"), plain.get("content"))
+        if self.arguments is not Arguments.GIVEN and plain.get("tool_calls"):
+            plain["tool_calls"] = [_with_arguments(call, self.arguments) for call in plain["tool_calls"]]
+        for name in REASONING_NAMES:
+            if name in plain:
+                return {"thinking": plain[name], **plain, "reasoning_content": plain[name]}
+        return plain
+
+    def noted(self, rendered: RenderedText, messages: Sequence[Message]) -> RenderedText:
+        """The render with a note of the messages that were not passed as they are."""
+        if self == Manner():
+            return rendered
+        absent = tuple(index for index, message in enumerate(messages) if message.get("content") is None)
+        content = tuple(index for index, message in enumerate(messages) if self.content in _other_content([message]))
+        spans = rendered.spans
+        if content and self.content is Content.PARTS:  # the log knows no parts
+            whole = frozenset(content)
+            spans = [
+                span._replace(field=span.field[:1]) if span.source in whole and span.field[:1] == ("content",) else span
+                for span in spans
+            ]
+        return replace(
+            rendered,
+            spans=spans,
+            empty_content=absent if self.absent is Absent.EMPTY else (),
+            null_content=absent if self.absent is Absent.NULL else (),
+            other_content=content,
+            other_arguments=tuple(
+                index for index, message in enumerate(messages) if self.arguments in _other_arguments([message])
+            ),
+        )
+
+
+def manners(messages: Sequence[Message], *, asks_for_null: bool) -> Iterator[Manner]:
+    """As transformers passes `messages`, then the other ways that differ from it for them, the nearest first.
+
+    asks_for_null: the template asks whether content is none.
+    """
+    absent = [Absent.DROPPED]
+    if any(message.get("content") is None for message in messages):
+        absent.append(Absent.NULL if asks_for_null else Absent.EMPTY)
+    yield from (Manner(each) for each in absent)
+    arguments = [Arguments.GIVEN, *_other_arguments(messages)]
+    content = [Content.GIVEN, *_other_content(messages)]
+    for form, parts, each in product(arguments, content, absent):
+        if form is not Arguments.GIVEN or parts is not Content.GIVEN:
+            yield Manner(each, form, parts)
+
+
+def _other_content(messages: Sequence[Message]) -> list[Content]:
+    given = [message.get("content") for message in messages]
+    return [form for form, change in _CONTENT.items() if any(change(value, None) is not None for value in given)]
+
+
+def _in_parts(content: Any, otherwise: Any) -> Any:
+    return [{"type": "text", "text": content}] if isinstance(content, str) else otherwise
+
+
+def _as_text(content: Any, otherwise: Any) -> Any:
+    """Of one text part only: how several would be joined is the engine's secret."""
+    if not isinstance(content, (list, tuple)) or len(content) != 1 or not isinstance(content[0], Mapping):
+        return otherwise
+    text = content[0].get("text")
+    return text if content[0].get("type") == "text" and isinstance(text, str) else otherwise
+
+
+_CONTENT: dict[Content, Callable[[Any, Any], Any]] = {Content.PARTS: _in_parts, Content.TEXT: _as_text}
+
+
+def _other_arguments(messages: Sequence[Message]) -> list[Arguments]:
+    values = [_arguments(call) for message in messages for call in message.get("tool_calls") or ()]
+    forms: list[Arguments] = []
+    if any(isinstance(value, str) and _object(value) is not None for value in values):
+        forms.append(Arguments.PARSED)
+    if any(isinstance(value, Mapping) for value in values):
+        forms.append(Arguments.SPELLED)
+    return forms
+
+
+def _arguments(call: Any) -> Any:
+    function = call.get("function", call) if isinstance(call, Mapping) else None
+    return function.get("arguments") if isinstance(function, Mapping) else None
+
+
+def _with_arguments(call: Any, form: Arguments) -> Any:
+    value = _arguments(call)
+    if form is Arguments.PARSED:
+        other = _object(value) if isinstance(value, str) else None
+    else:
+        other = json.dumps(value, ensure_ascii=False) if isinstance(value, Mapping) else None
+    if other is None:
+        return call
+    if isinstance(call.get("function"), Mapping):
+        return {**call, "function": {**call["function"], "arguments": other}}
+    return {**call, "arguments": other}
+
+
+def _object(text: str) -> dict[str, Any] | None:
+    """The JSON object that a string spells, or None."""
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    return value if isinstance(value, dict) else None
