@@ -171,3 +171,56 @@ def test_the_theme_button_switches(opened, small):
     before = tab.evaluate("getComputedStyle(document.body).backgroundColor")
     tab.keyboard.press("d")
     assert tab.evaluate("getComputedStyle(document.body).backgroundColor") != before
+
+
+def test_sampled_ids_stand_behind_the_first_trained_token_that_differs(opened, small):
+    row = rows_of(small)[0]
+    token = int(np.flatnonzero(row["sampled"])[2])
+    expected = small.plain_batch([" over here"])[0]
+    finding = Finding("TM202", "trained ids differ", Place(row=0, token=token), data={"expected_ids": expected})
+    tab, problems, _ = opened([row], findings=[finding])
+    tab.keyboard.press("f")
+    tab.wait_for_selector("b.here.bad + .sampled")
+    shown = tab.locator("b.here.bad + .sampled").inner_text()
+    assert "over·here" in shown and shown.strip().startswith("⟨") and shown.strip().endswith("⟩")
+    assert tab.locator("b.here").get_attribute("data-k") == str(token) and not problems
+
+
+def test_arrows_walk_tokens_and_tell_about_each(opened, small):
+    tab, problems, _ = opened(rows_of(small))
+    for _ in range(3):
+        tab.keyboard.press("ArrowRight")
+    tab.wait_for_selector('b.here[data-k="2"]')
+    assert tab.locator("#tip").inner_text().startswith("token 2 ")
+    tab.keyboard.press("ArrowLeft")
+    tab.wait_for_selector('b.here[data-k="1"]')
+    tab.keyboard.press("Escape")
+    assert tab.locator("#tip").is_hidden() and not problems
+
+
+def test_paper_shows_every_token_that_is_not_folded(opened, small):
+    long = [(Author.POLICY if i % 2 else Author.USER, f"line {i} of many\n" * 3, bool(i % 2)) for i in range(200)]
+    tab, problems, _ = opened([make_row(small, long)])
+    drawn = "() => [...document.querySelectorAll('.seg .text')].filter((e) => !e.textContent).length"
+    tab.wait_for_timeout(300)
+    assert tab.evaluate(drawn) > 0  # those out of sight are drawn when they come into it
+    tab.evaluate("() => window.dispatchEvent(new Event('beforeprint'))")
+    assert tab.evaluate(drawn) == 0 and not problems
+
+
+def test_marks_for_white_space_are_fainter_than_words(opened, small):
+    tab, _, _ = opened(rows_of(small))
+    faint, word = tab.evaluate(
+        "() => ['.seg b i', '.seg b'].map((e) => getComputedStyle(document.querySelector(e)).opacity)"
+    )
+    assert float(faint) < float(word)
+
+
+def test_hostile_rows_are_drawn_in_time_and_stay_inside_the_page(opened, small):
+    text = "\u202eevil\u200b\x00\x1b[2J</script><img src=x onerror=alert(1)>\u2066" + "A" * 200_000
+    tab, problems, requests = opened([make_row(small, [(Author.ENVIRONMENT, text, True)], id="</script>\u202e")])
+    assert float(tab.evaluate("document.documentElement.dataset.ready")) < 2000
+    body = tab.evaluate("document.body.innerText")
+    assert not set(body) & set("\u202e\u200b\x00\x1b\u2066") and not problems
+    assert all(url.startswith(("file:", "data:")) for url in requests)
+    assert tab.evaluate("document.documentElement.scrollWidth <= innerWidth")

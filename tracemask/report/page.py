@@ -159,7 +159,7 @@ class Page:
             data = ""
             if self.tokenizer is not None and token_id not in self.tokenizer.added:
                 try:
-                    data = self.tokenizer.id_bytes(token_id).hex(" ")
+                    data = _hex(self.tokenizer.id_bytes(token_id))
                 except (KeyError, IndexError, RenderError):
                     data = "unknown to this tokenizer"
             out.append([token_id, alone(token_id), data])
@@ -189,11 +189,22 @@ class Page:
                     [position.get(-1 if f.place.row is None else f.place.row, -1), self._finding(f)] for f in found[:20]
                 ],
             }
-            for (code, cause), found in sorted(groups.items())
+            for (code, cause), found in sorted(groups.items(), key=_worst_first)
         ]
 
 
+MOST_BYTES = 64  # of one token, shown in hexadecimal
 _FACTS = ("trace_id", "branch", "fidelity", "reward", "stop", "truncated", "approximate", "drift")
+
+
+def _worst_first(group: tuple[tuple[str, str], list[Finding]]) -> tuple[int, tuple[str, str]]:
+    key, found = group
+    return (9 if found[0].severity is None else found[0].severity.rank), key
+
+
+def _hex(raw: bytes) -> str:
+    """The bytes of a token, the first of them where there are very many."""
+    return raw.hex(" ") if len(raw) <= MOST_BYTES else f"{raw[:MOST_BYTES].hex(' ')} … {len(raw):,} bytes"
 
 
 def _code(member: Author | Role | Part | None) -> int:

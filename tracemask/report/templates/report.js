@@ -30,11 +30,18 @@
   const runAt = (r, k) => { let low = 0, high = r.runs.length - 1; while (low < high) { const mid = (low + high + 1) >> 1; if (r.runs[mid][0] <= k) low = mid; else high = mid - 1; } return low; };
   const onWeights = (r, run) => D.components.map((name, i) => [name, run[6 + i]]).filter(([, w]) => w !== 0);
 
-  function fill(box, r, start, end) {
+  // Marks for white space are there and faint, so that words read as words.
+  function spell(b, text) {
+    const words = text.split(/([·→⏎\n]+)/);
+    if (words.length === 1) { b.textContent = text; return; }
+    words.forEach((word, i) => { if (word) b.append(i % 2 ? el("i", "", word) : word); });
+  }
+  function fill(box, r, start, end, whole) {
     const draw = (from) => {
-      const to = Math.min(end, from + SLICE), part = document.createDocumentFragment();
+      const to = whole ? end : Math.min(end, from + SLICE), part = document.createDocumentFragment();
       for (let k = from; k < to; k++) {
-        const b = el("b", r.marked.has(k) ? "bad" : "", piece(r, k).replaceAll("⏎", "⏎\n"));
+        const b = el("b", r.marked.has(k) ? "bad" : "");
+        spell(b, piece(r, k).replaceAll("⏎", "⏎\n"));
         b.dataset.k = k;
         part.append(b);
         const f = r.marked.get(k);
@@ -68,7 +75,8 @@
       seg.open = () => { if (fold.isConnected) fill(text, r, start, end); };
     } else {
       text.style.minHeight = Math.ceil(size / 18) * 1.6 + "em";
-      text.draw = () => { text.style.minHeight = ""; fill(text, r, start, end); text.drawn = true; };
+      text.draw = (whole) => { text.style.minHeight = ""; fill(text, r, start, end, whole); text.drawn = true; };
+      seg.print = () => { if (!text.drawn) { lazily.unobserve(text); text.draw(true); } };
       lazily.observe(text);
       seg.open = () => { if (!text.drawn) { lazily.unobserve(text); text.draw(); } };
     }
@@ -99,7 +107,7 @@
     box.append(part);
   }
 
-  function go(token, flash) {
+  function go(token, flash, then) {
     const index = runAt(row, token);
     build(index + 1);
     const seg = $("tokens").children[index];
@@ -110,6 +118,7 @@
       if (!b && tries) { requestAnimationFrame(() => find(tries - 1)); return; }
       (b || seg).scrollIntoView({ block: "center" });
       if (b && flash) { document.querySelectorAll("b.here").forEach((x) => x.classList.remove("here")); b.classList.add("here"); }
+      if (b && then) then(b);
     };
     here = token;
     find(120);
@@ -138,9 +147,17 @@
     go(f.token ?? 0, true);
   }
 
+  function step(by) {
+    if (!row.n) return;
+    const token = Math.max(0, Math.min(row.n - 1, here < 0 ? 0 : here + by));
+    go(token, true, (b) => { const place = b.getBoundingClientRect(); tell(b, place.left, place.bottom - 8); });
+  }
   function tip(event) {
-    const b = event.target.closest && event.target.closest("b[data-k]"), box = $("tip");
-    if (!b) { box.hidden = true; return; }
+    const b = event.target.closest && event.target.closest("b[data-k]");
+    if (b) tell(b, event.clientX, event.clientY); else $("tip").hidden = true;
+  }
+  function tell(b, x, y) {
+    const box = $("tip");
     const k = +b.dataset.k, run = row.runs[runAt(row, k)], entry = D.vocab[row.tokens[k]], lp = lpAt(row, k), f = row.marked.get(k);
     const lines = ["token " + k + "   id " + entry[0], "bytes " + (entry[2] || "(added token)"),
       "author " + (run[2] < 0 ? "unknown" : AUTHORS[run[2]][1]) + "   role " + (run[3] < 0 ? "—" : D.roles[run[3]]) + "   part " + (run[4] < 0 ? "—" : D.parts[run[4]]),
@@ -151,8 +168,8 @@
     if (f) lines.push(f.code + " " + f.message);
     box.textContent = lines.join("\n");
     box.hidden = false;
-    box.style.left = Math.max(0, Math.min(event.clientX + 14, innerWidth - box.offsetWidth - 8)) + "px";
-    box.style.top = Math.max(0, Math.min(event.clientY + 16, innerHeight - box.offsetHeight - 8)) + "px";
+    box.style.left = Math.max(0, Math.min(x + 14, innerWidth - box.offsetWidth - 8)) + "px";
+    box.style.top = Math.max(0, Math.min(y + 16, innerHeight - box.offsetHeight - 8)) + "px";
   }
 
   function overview() {
@@ -202,12 +219,13 @@
   };
   document.addEventListener("keydown", (event) => {
     if (event.ctrlKey || event.metaKey || event.altKey || /^(INPUT|SELECT|TEXTAREA)$/.test(event.target.tagName)) return;
-    const action = { n: nextSpan, f: nextFinding, r: () => showRow(at + 1), p: () => showRow(at - 1), d: () => $("theme").click() }[event.key];
+    const action = { n: nextSpan, f: nextFinding, r: () => showRow(at + 1), p: () => showRow(at - 1), d: () => $("theme").click(), ArrowRight: () => step(1), ArrowLeft: () => step(-1), Escape: () => { $("tip").hidden = true; } }[event.key];
     if (action) { event.preventDefault(); action(); }
   });
   $("tokens").addEventListener("mousemove", tip);
   $("tokens").addEventListener("mouseleave", () => { $("tip").hidden = true; });
   window.addEventListener("hashchange", followHash);
+  window.addEventListener("beforeprint", () => { build(row ? row.runs.length : 0); for (const seg of $("tokens").children) if (seg.print) seg.print(); });
   overview();
   if (D.rows.length) showRow(0);
   followHash();
