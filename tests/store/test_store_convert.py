@@ -163,6 +163,16 @@ def test_a_pool_whose_parent_is_killed_leaves_no_worker_behind(undisturbed: Path
     assert files(out) == files(tmp_path / "one")
 
 
+@pytest.mark.parametrize("attempt", [2**31, -(2**40)])
+def test_a_number_that_no_shard_can_hold_costs_its_record_and_not_the_run(tmp_path: Path, attempt: int) -> None:
+    lines = [json.loads(line) for line in ROLLOUTS.read_text(encoding="utf-8").splitlines()[:3]]
+    lines[1]["attempt"] = attempt
+    (tmp_path / "in.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    summary = convert(str(tmp_path / "in.jsonl"), str(tmp_path / "out"), render=RENDER)
+    assert [(skip.code, skip.where.split(":")[:2]) for skip in summary.skipped] == [("TM501", ["in.jsonl", "2"])]
+    assert summary.traces == 2
+
+
 def test_a_damaged_shard_is_made_again_and_only_that_one(undisturbed: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     shutil.copytree(undisturbed, out)

@@ -8,12 +8,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from store_rows import dataset, full_row, rows, same, sample, trace
+from store_rows import dataset, files, full_row, rows, same, sample, trace
 
 from tracemask.core.errors import TracemaskError
 from tracemask.store.derive import add_columns
 from tracemask.store.export import export
 from tracemask.store.export_forms import FORMS
+from tracemask.store.folder import open_folder
 from tracemask.store.reader import Dataset, open_dataset
 from tracemask.store.row import Row
 from tracemask.store.rows import of_sample
@@ -143,7 +144,7 @@ def test_a_foreign_dataset_can_be_exported_too(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("options", "code"),
-    [({"to": "tlr"}, "TM902"), ({"out": "memory://x", "to": "trl"}, "TM900"), ({"to": "trl"}, "TM933")],
+    [({"to": "tlr"}, "TM902"), ({"out": "nothing://x", "to": "trl"}, "TM901"), ({"to": "trl"}, "TM933")],
 )
 def test_a_bad_request_is_refused(tmp_path: Path, source: Dataset, options: dict[str, Any], code: str) -> None:
     (tmp_path / "out").mkdir()
@@ -152,3 +153,39 @@ def test_a_bad_request_is_refused(tmp_path: Path, source: Dataset, options: dict
         export(source, **{"out": str(tmp_path / "out"), **options})
     assert error.value.code == code
     assert (tmp_path / "out" / "note").read_text() == "mine"
+
+
+@pytest.mark.parametrize("to", sorted(FORMS))
+def test_an_export_into_a_bucket_has_the_bytes_of_a_local_one(tmp_path: Path, source: Dataset, to: str) -> None:
+    done = export(source, f"memory://export-{to}", to=to)
+    export(source, str(tmp_path / to), to=to)
+    folder = open_folder(f"memory://export-{to}")
+    assert set(folder.names()) == set(done.files)
+    assert {name: folder.read(name) for name in folder.names()} == files(tmp_path / to)
+    assert len(open_dataset(f"memory://export-{to}")) == 7
+
+
+def test_a_forced_export_replaces_an_earlier_one_of_another_form(tmp_path: Path, source: Dataset) -> None:
+    """Both in one folder would be read as one dataset, or the old one alone."""
+    out = tmp_path / "out"
+    for to in ("hf", "trl", "prime-rl", "parquet", "hf", "jsonl", "verl"):
+        (out / "notes.md").parent.mkdir(exist_ok=True)
+        (out / "notes.md").write_text("mine")
+        done = export(source, str(out), to=to, force=True)
+        assert {path.name for path in out.iterdir()} == {"notes.md", *done.files}
+        assert [row["token_ids"].tolist() for row in open_dataset(out)] == [row["token_ids"].tolist() for row in source]
+
+
+def test_a_forced_export_leaves_another_tools_hugging_face_folder_alone(tmp_path: Path, source: Dataset) -> None:
+    (tmp_path / "state.json").write_text('{"_fingerprint": "theirs"}')
+    export(source, str(tmp_path), to="trl", force=True)
+    assert (tmp_path / "state.json").read_text() == '{"_fingerprint": "theirs"}'
+
+
+@pytest.mark.parametrize("path", ["", "part-00000.parquet"])
+def test_an_export_is_never_written_over_what_it_reads(tmp_path: Path, source: Dataset, path: str) -> None:
+    export(source, str(tmp_path / "a"), to="parquet")
+    before = files(tmp_path / "a")
+    with pytest.raises(TracemaskError, match="TM900 reading and writing the same folder"):
+        export(open_dataset(tmp_path / "a" / path), f"{tmp_path}/a/", to="parquet", force=True)
+    assert files(tmp_path / "a") == before

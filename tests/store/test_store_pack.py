@@ -105,3 +105,34 @@ def test_columns_that_do_not_align_cannot_be_cut() -> None:
 def test_a_budget_must_be_positive(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="TM900"):
         pack([1], 0)
+
+
+@pytest.mark.parametrize("lengths", [[-1], [3, -2, 1]])
+def test_a_negative_length_is_refused(lengths: list[int]) -> None:
+    with pytest.raises(StoreError, match="TM900"):
+        pack(lengths, 10)
+    with pytest.raises(StoreError, match="TM900"):
+        cut(rows(1)[0], min(lengths))
+
+
+def test_empty_samples_are_packed_like_any_other() -> None:
+    assert pack([], 5).bins == []
+    assert pack([0, 5, 0], 5).bins == [[0, 1, 2]]
+    assert pack([0, 0], 5).bins == [[0, 1]]
+
+
+@pytest.mark.parametrize(
+    ("side", "keep", "fork", "tokens"),
+    [("tail", 7, 3, [2, 4]), ("tail", 3, 3, [2]), ("tail", 2, 2, []), ("tail", 0, 0, []),
+     ("head", 7, 1, [0, 2]), ("head", 5, 0, [0]), ("head", 2, 0, [])],
+)  # fmt: skip
+def test_what_a_forked_row_says_of_its_tokens_is_cut_with_them(
+    side: str, keep: int, fork: int, tokens: list[int]
+) -> None:
+    row = full_row(9)  # forks at 3, drifts at tokens 4 and 2
+    found = cut(row, keep, side=side)
+    assert found.scalars["fork_position"] == fork
+    assert sorted(one["token"] for one in found.scalars["drifts"]) == tokens
+    assert found.scalars["drift"] == len(tokens)
+    assert found.scalars["n_turns"] == len(np.unique(found["message"][found["sampled"]]))
+    assert row.scalars["fork_position"] == 3

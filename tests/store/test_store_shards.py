@@ -340,3 +340,24 @@ def test_a_compact_shard_of_format_1_has_one_row_a_batch_and_is_read(tmp_path: P
             writer.write_table(table.slice(i, 1).cast(schema), max_chunksize=1)
     for row, expected in zip(open_dataset(path), made, strict=True):
         same(row, expected)
+
+
+def test_a_column_that_no_shard_has_is_named_when_it_is_asked_for(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    dataset(path, [*rows(3), full_row()], rows_per_shard=1)
+    assert open_dataset(path, columns=["temperature", "policy_version"]).token_columns == (
+        "token_ids", "temperature", "policy_version"
+    )  # fmt: skip
+    with pytest.raises(TracemaskError, match="TM902 no per-token column 'log_prob'") as error:
+        open_dataset(path, columns=["logprob", "log_prob"])
+    assert "logprob, routed_experts, temperature, policy_version" in error.value.fix
+
+
+@pytest.mark.parametrize("profile", ["fast", "compact"])
+@pytest.mark.parametrize("lengths", [[0], [1], [0, 0, 0], [0, 3, 0], [600_000, 0, 1]])
+def test_rows_of_any_length_come_back(tmp_path: Path, profile: str, lengths: list[int]) -> None:
+    made = [of_sample(sample(f"t{i}", n), trace(f"t{i}"), index=i) for i, n in enumerate(lengths)]
+    found = dataset(tmp_path, made, rows_per_shard=10, profile=profile)
+    for row, expected in zip(found, made, strict=True):
+        same(row, expected)
+    assert found.scalars(["n_tokens"])["n_tokens"] == lengths

@@ -162,6 +162,18 @@ def test_a_state_of_something_else_is_refused(grouped: Dataset, change: dict[str
     assert error.value.code == "TM935"
 
 
+@pytest.mark.parametrize("name", ["seed", "epoch", "consumed"])
+@pytest.mark.parametrize("value", ["5", 1.5, None, True])
+def test_a_state_of_other_kinds_of_values_is_refused(grouped: Dataset, name: str, value: Any) -> None:
+    with pytest.raises(StoreError, match="TM935"):
+        State.from_json({**Stream(grouped).state().to_json(), name: value})
+
+
+def test_a_step_takes_at_least_one_unit(grouped: Dataset) -> None:
+    with pytest.raises(StoreError, match="TM900"):
+        next(Stream(grouped).steps(0))
+
+
 def test_something_that_is_no_state_is_refused() -> None:
     with pytest.raises(StoreError, match="TM935"):
         State.from_json({"epoch": 1})

@@ -23,6 +23,13 @@ def file_system(url: str) -> tuple[Any, str]:
         raise UsageError("TM901", where=url, what=str(error), fix=fix) from error
 
 
+def same_place(left: str, right: str) -> bool:
+    """Whether two paths or URLs, however spelled, name one folder or file."""
+    if "://" in left or "://" in right:
+        return left.rstrip("/") == right.rstrip("/")
+    return os.path.realpath(left) == os.path.realpath(right)
+
+
 @dataclass(frozen=True, slots=True)
 class Blob:
     """One file. where: as its reader knows it. name: its path below the tree it was found in."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +9,7 @@ import numpy as np
 
 from tracemask.core.errors import StoreError, UsageError
 from tracemask.core.fingerprint import fingerprint
+from tracemask.store.blob import same_place
 from tracemask.store.commit import finish, prepare, shard_name, valid_receipt
 from tracemask.store.folder import Folder, open_folder
 from tracemask.store.lock import locked
@@ -70,7 +70,7 @@ def rewrite(
         what = "a dataset of another tool has no authors or parts"
         fix = "convert the traces, then derive from these shards"
         raise StoreError("TM501", where=", ".join(dataset.paths), what=what, fix=fix)
-    if any(_same_place(out, path) for path in dataset.paths):
+    if any(same_place(out, path) for path in dataset.paths):
         raise UsageError("TM900", where=out, what="reading and writing the same folder", fix="give another --out")
     meta = {**dataset.metadata, **(metadata or {})}
     if profile is not None:
@@ -82,12 +82,6 @@ def rewrite(
         receipts = [_one(dataset, k, folder, edit, meta, plan) for k in range(len(dataset.sources))]
         derived = {"derived_from": dataset.fingerprint, **config}
         return finish(folder, plan=plan, receipts=receipts, metadata=meta, config=derived)
-
-
-def _same_place(left: str, right: str) -> bool:
-    if "://" in left or "://" in right:
-        return left.rstrip("/") == right.rstrip("/")
-    return os.path.realpath(left) == os.path.realpath(right)
 
 
 def _one(dataset: Dataset, k: int, folder: Folder, edit: Edit, metadata: dict[str, Any], plan: str) -> Receipt:

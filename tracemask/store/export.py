@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -9,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tracemask.core.errors import StoreError, UsageError
-from tracemask.store.export_files import WRITERS
+from tracemask.store.blob import same_place
+from tracemask.store.export_files import WRITERS, remove_export
 from tracemask.store.export_forms import FORMS, IGNORED, Form, InLoss
 from tracemask.store.folder import open_folder
 from tracemask.store.reader import Dataset
@@ -36,19 +38,22 @@ class Exported:
 
 
 def export(dataset: Dataset, out: str, *, to: str, component: str | None = None, force: bool = False) -> Exported:
-    """Writes `dataset` into the folder `out` in the form `to` (export_forms.FORMS).
+    """Writes `dataset` into the folder `out`, a path or an fsspec URL, in the form `to` (export_forms.FORMS).
 
+    force: write into a folder that is not empty; what an earlier export left there is replaced.
     component: take what is trained from weight.COMPONENT of a materialised dataset instead of from `sampled`; a row
     that is not trainable has nothing in the loss. Errors: TM902 unknown form, TM933 `out` is not empty, TM501 no column
     says what is trained, TM603 a log-prob is missing where the form cannot say so.
     """
     form = FORMS[to]
-    if "://" in out:
-        raise UsageError("TM900", where=out, what="an export goes to a local folder", fix="export, then copy")
+    places = {*dataset.paths, *(os.path.dirname(source.where) for source in dataset.sources)}
+    if any(same_place(out, place) for place in places):
+        raise UsageError("TM900", where=out, what="reading and writing the same folder", fix="give another --out")
     folder = open_folder(out)
     folder.make()
     if folder.names() and not force:
         raise StoreError("TM933", where=out, what="the folder is not empty", fix="choose another, or --force")
+    remove_export(folder)
     done = Exported(mask=f"weight.{component}" if component else "")
     files = WRITERS[form.kind.value](folder, _schema(dataset, form), _records(dataset, form, component, done))
     done.files = tuple(files)

@@ -21,6 +21,20 @@ if TYPE_CHECKING:
 
 Records = Iterator[Mapping[str, Any]]
 _ROWS_AT_ONCE = 512
+_PARQUET, _JSONL = "part-00000.parquet", "rows.jsonl"
+_HF, _INFO, _STATE = "data-00000-of-00001.arrow", "dataset_info.json", "state.json"
+_FINGERPRINT = "tracemask"  # by which a state.json of ours is known
+
+
+def remove_export(folder: Folder) -> None:
+    """Removes what an earlier export left: two forms in one folder would be read as one dataset."""
+    names = folder.names()
+    for name in (_PARQUET, _JSONL):
+        if name in names:
+            folder.remove(name)
+    if _STATE in names and f'"_fingerprint": "{_FINGERPRINT}"'.encode() in folder.read(_STATE):
+        for name in (_STATE, _INFO, _HF):
+            folder.remove(name)
 
 
 @contextmanager
@@ -39,7 +53,7 @@ def parquet(folder: Folder, schema: pa.Schema, records: Records) -> list[str]:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    name = "part-00000.parquet"
+    name = _PARQUET
     with _sink(folder, name) as sink, pq.ParquetWriter(pa.PythonFile(Writable(sink), mode="w"), schema) as writer:
         for batch in _batches(schema, records):
             writer.write_batch(batch)
@@ -50,20 +64,20 @@ def hf(folder: Folder, schema: pa.Schema, records: Records) -> list[str]:
     """A folder that datasets.load_from_disk opens: an Arrow stream and two small JSON files."""
     import pyarrow as pa
 
-    name = "data-00000-of-00001.arrow"
+    name = _HF
     with _sink(folder, name) as sink, pa.ipc.new_stream(pa.PythonFile(Writable(sink), mode="w"), schema) as writer:
         for batch in _batches(schema, records):
             writer.write_batch(batch)
-    state = {"_data_files": [{"filename": name}], "_fingerprint": "tracemask", "_format_columns": None,
+    state = {"_data_files": [{"filename": name}], "_fingerprint": _FINGERPRINT, "_format_columns": None,
              "_format_kwargs": {}, "_format_type": None, "_output_all_columns": False, "_split": None}  # fmt: skip
-    put(folder, "dataset_info.json", b"{}\n")
-    put(folder, "state.json", (json.dumps(state, indent=1, sort_keys=True) + "\n").encode())
-    return [name, "dataset_info.json", "state.json"]
+    put(folder, _INFO, b"{}\n")
+    put(folder, _STATE, (json.dumps(state, indent=1, sort_keys=True) + "\n").encode())
+    return [name, _INFO, _STATE]
 
 
 def jsonl(folder: Folder, schema: pa.Schema, records: Records) -> list[str]:
     """One JSON object a line; NaN becomes null."""
-    name = "rows.jsonl"
+    name = _JSONL
     with _sink(folder, name) as sink:
         for record in records:
             plain = {key: _plain(value) for key, value in record.items()}

@@ -8,6 +8,7 @@ from __future__ import annotations
 import bisect
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -66,6 +67,9 @@ def pack(lengths: Sequence[int] | np.ndarray, budget: int, *, overlong: Overlong
     if budget < 1:
         raise StoreError("TM900", what=f"a budget of {budget} tokens", fix="give a positive budget")
     sizes = np.array(lengths, dtype=np.int64).reshape(-1)
+    if sizes.min(initial=0) < 0:
+        what = f"sample {int(np.argmin(sizes))} of {int(sizes.min())} tokens"
+        raise StoreError("TM900", what=what, fix="give lengths of 0 or more")
     out = Packing(budget, [], sizes)
     _admit(out, policy)
     skipped = set(out.skipped)
@@ -116,11 +120,13 @@ def cut(row: Row, length: int, *, side: Side | str = Side.TAIL) -> Row:
     """`row` with at most `length` tokens, every per-token column cut alike.
 
     side TAIL keeps the first tokens and marks the row truncated: its end is no longer the rollout's end. side HEAD
-    keeps the last ones; the first of them has no context any more and must not be trained. n_tokens, n_sampled follow.
-    StoreError TM101 where the columns' lengths differ: a cut would misalign them. Prompt and completion ids that a
-    foreign row has beside its ids are left out.
+    keeps the last ones; the first of them has no context any more and must not be trained. Counts and places that the
+    row states follow: n_tokens, n_sampled, n_turns, fork_position, drifts. Prompt and completion ids that a foreign row
+    has beside its ids are left out. StoreError TM101 where the columns' lengths differ: a cut would misalign them.
     """
     total = len(row)
+    if length < 0:
+        raise StoreError("TM900", where=f"row {row.index}", what=f"a cut to {length} tokens", fix="give 0 or more")
     per_token = {name: values for name, values in row.columns.items() if name not in (*PROMPT_IDS, *COMPLETION_IDS)}
     for name, values in per_token.items():
         if len(values) != total:
@@ -130,13 +136,25 @@ def cut(row: Row, length: int, *, side: Side | str = Side.TAIL) -> Row:
         return row
     kept = slice(0, length) if Side(side) is Side.TAIL else slice(total - length, total)
     columns = {name: values[kept] for name, values in per_token.items()}
-    scalars = dict(row.scalars)
-    scalars["n_tokens"] = length
-    if "sampled" in columns:
-        scalars["n_sampled"] = int(np.count_nonzero(columns["sampled"]))
+    scalars = {**row.scalars, "n_tokens": length, **_moved(row, columns, kept.start, kept.stop)}
     if Side(side) is Side.TAIL:
         scalars["truncated"] = True
     return Row(row.index, columns, scalars)
+
+
+def _moved(row: Row, columns: dict[str, np.ndarray], start: int, stop: int) -> dict[str, Any]:
+    """The scalars of `row` that speak of its tokens, for its tokens [start, stop) alone."""
+    out: dict[str, Any] = {}
+    if (sampled := columns.get("sampled")) is not None:
+        out["n_sampled"] = int(np.count_nonzero(sampled))
+        if "message" in columns and "n_turns" in row.scalars:
+            out["n_turns"] = len(np.unique(columns["message"][sampled]))
+    if (fork := row.scalars.get("fork_position")) is not None:
+        out["fork_position"] = min(max(fork, start), stop) - start
+    if (drifts := row.scalars.get("drifts")) is not None:
+        out["drifts"] = [{**one, "token": one["token"] - start} for one in drifts if start <= one["token"] < stop]
+        out["drift"] = len(out["drifts"])
+    return out
 
 
 @dataclass(frozen=True, slots=True)

@@ -121,18 +121,31 @@ def open_dataset(
     map of our names to theirs ({"ids": "tokens", "mask": "m"}), for ours a sequence of the per-token columns to read.
 
     Errors: TM901 no such path, TM931 not a dataset, TM904 no rows, TM508 cut, missing or unfinished, TM506 shards of
-    different tokenizers or templates, TM501 not a schema this version reads.
+    different tokenizers or templates, TM902 no such column, TM501 not a schema this version reads.
     """
     paths = [os.fspath(path)] if isinstance(path, str | os.PathLike) else [os.fspath(one) for one in path]
     if not paths:
         raise UsageError("TM904", what="no dataset given", fix="give at least one path")
     opened = [_open_one(one, columns) for one in paths]
     dataset = opened[0] if len(opened) == 1 else _join(opened, tuple(paths))
+    _check_columns(dataset, columns)
     dataset.opened_with = columns if columns is None or isinstance(columns, Mapping) else tuple(columns)
     if len(dataset) == 0:
         where = ", ".join(paths)
         raise StoreError("TM904", where=where, what="the dataset has no rows", fix="convert some traces first")
     return dataset
+
+
+def _check_columns(dataset: Dataset, columns: Mapping[str, str] | Sequence[str] | None) -> None:
+    """TM902 where a column is asked for that no shard has."""
+    if columns is None or isinstance(columns, Mapping):
+        return
+    for name in columns:
+        if name not in dataset.token_columns:
+            held = [source.stored_columns for source in dataset.sources if isinstance(source, OpenShard)]
+            known = ", ".join(dict.fromkeys(found for names in held for found in names))
+            where = ", ".join(dataset.paths)
+            raise UsageError("TM902", where=where, what=f"no per-token column {name!r}", fix=f"columns here: {known}")
 
 
 def _reopen(paths: tuple[str, ...], columns: Mapping[str, str] | tuple[str, ...] | None, identity: str) -> Dataset:

@@ -89,6 +89,7 @@ class OpenShard:
         token_fields = [field.name for field in self.schema if is_token_field(field)]
         self.has_spans = SPANS in self.schema.names
         names = [*token_fields, SPANS] if self.has_spans else token_fields
+        self.stored_columns = tuple(names)
         self.token_columns = tuple(name for name in names if columns is None or name in columns)
         self._scalar_names: list[str] = [field.name for field in self.schema if field.name not in names]
         self._plain = tuple(name for name in self.token_columns if name != SPANS)

@@ -61,10 +61,15 @@ class State:
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> State:
         """The state that `to_json` gave. TM935 where it is none."""
+        fix = "start the epoch again"
         try:
-            return cls(**value)
+            state = cls(**value)
         except TypeError as error:
-            raise StoreError("TM935", what=f"not a reader state: {error}", fix="start the epoch again") from None
+            raise StoreError("TM935", what=f"not a reader state: {error}", fix=fix) from None
+        for name in ("seed", "epoch", "consumed"):
+            if type(getattr(state, name)) is not int:
+                raise StoreError("TM935", what=f"not a reader state: {name} {getattr(state, name)!r}", fix=fix)
+        return state
 
 
 class Stream:
@@ -128,6 +133,8 @@ class Stream:
         Position p of a step belongs to rank p mod world. `consumed` counts what was handed out: save the
         state when a step is done, before the next is asked for.
         """
+        if units < 1:
+            raise StoreError("TM900", what=f"steps of {units} units", fix="give 1 or more")
         block = max(units, _BLOCK // units * units)
         while self.consumed < self.n:
             start = self.consumed

@@ -117,8 +117,12 @@ def _tokens_by_rule(row: Row, touched: dict[int, str]) -> dict[str, int]:
 
 
 def _refuse_rows(rows: list[Row], size: int) -> None:
-    """TM501 on a column that no shard can hold; TM205 on an id beyond the vocabulary and a model's padding of it."""
+    """TM501 on what no shard can hold; TM205 on an id beyond the vocabulary and a model's padding of it."""
     for row in rows:
+        attempt = row.scalars.get("attempt")
+        if attempt is not None and not -(1 << 31) <= attempt < 1 << 31:  # the one integer that comes from outside
+            where, what = str(row.scalars["id"]), f"attempt {attempt} does not fit 32 bits"
+            raise StoreError("TM501", where=where, what=what, fix="number the attempts of a task from 0")
         if "reward" in row.columns:
             what = "a column 'reward' of the engine: a shard holds one reward a row"
             raise StoreError("TM501", where=str(row.scalars["id"]), what=what, fix="rename it where it is recorded")
