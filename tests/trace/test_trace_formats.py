@@ -183,6 +183,12 @@ def test_claude_code_signed_and_redacted_thinking_is_kept_as_such() -> None:
     ]
 
 
+def test_reasoning_that_cannot_be_read_is_noted() -> None:
+    reading = read_traces(ROOT / "claude-code/session.jsonl")
+    list(reading)
+    assert reading.notes["reasoning that cannot be read (redacted or encrypted): no template gets it"] == 1
+
+
 def test_claude_code_another_models_side_chain_is_not_trained() -> None:
     trace = read("claude-code/session.jsonl")[0]
     assert trace.messages[7].author == "model"

@@ -23,8 +23,14 @@ _DAMAGE = (EOFError, OSError, zlib.error)
 class _Steps(io.RawIOBase):
     """A decompressed stream, read in single steps: a step that fails takes no earlier one with it."""
 
-    def __init__(self, step: Callable[[int], bytes]) -> None:
-        self._step = step
+    def __init__(self, step: Callable[[int], bytes], close: Callable[[], None]) -> None:
+        self._step, self._close = step, close
+
+    def close(self) -> None:
+        """Closes the source, too."""
+        if not self.closed:
+            self._close()
+        super().close()
 
     def readable(self) -> bool:
         """Always."""
@@ -43,11 +49,13 @@ def open_bytes(path: str) -> IO[bytes]:
         if path.endswith(".gz"):
             import gzip
 
-            return cast("IO[bytes]", io.BufferedReader(_Steps(gzip.open(path, "rb").read1), _BUFFER))
+            packed = gzip.GzipFile(path)
+            return cast("IO[bytes]", io.BufferedReader(_Steps(packed.read1, packed.close), _BUFFER))
         if path.endswith(".zst"):
             import pyarrow as pa
 
-            return cast("IO[bytes]", io.BufferedReader(_Steps(pa.input_stream(path, compression="zstd").read), _BUFFER))
+            stream = pa.input_stream(path, compression="zstd")
+            return cast("IO[bytes]", io.BufferedReader(_Steps(stream.read, stream.close), _BUFFER))
         return open(path, "rb", buffering=_BUFFER)
     except OSError as error:
         raise UsageError("TM901", where=path, what=error.strerror or str(error)) from None

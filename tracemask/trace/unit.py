@@ -18,7 +18,7 @@ from tracemask.trace.files import InputFile, Layout
 from tracemask.trace.formats import FORMATS, REFUSED, Context, Format, Line, UnitKind
 from tracemask.trace.inputs import Record, document, records
 from tracemask.trace.invariants import refuse_broken
-from tracemask.trace.model import Source, Trace
+from tracemask.trace.model import Reasoning, Source, Trace
 from tracemask.trace.parse import DEEP, too_deep
 from tracemask.trace.shape import unfamiliar
 
@@ -158,6 +158,14 @@ def _whole(trace: Trace, kind: Format, context: Context) -> Trace:
         raise TraceError("TM911", what="no messages", fix="remove the record, or pass its own --format")
     refuse_broken(trace)
     trace.source = _source(trace, kind, context)
+    if kind.shape is not None:  # chat rows have no place for it
+        hidden = sum(
+            isinstance(block, Reasoning) and block.text is None
+            for message in trace.messages
+            for block in message.blocks
+        )
+        if hidden:
+            context.notes["reasoning that cannot be read (redacted or encrypted): no template gets it"] += hidden
     return trace
 
 
