@@ -31,7 +31,8 @@ class History(str, Enum):
 
 @dataclass
 class Reading:
-    """Chooses for each reply: the whole branch's render if it serves, else that up to the next user, else its own."""
+    """Chooses for each reply: the whole branch's render if it serves, else the one up to the next user, else up to the
+    last reply before, else its own."""
 
     conversation: Conversation
     messages: Sequence[Message]
@@ -66,13 +67,11 @@ class Reading:
             self.report_lost(k, self._lost(own, k))
             return own
         lost = self._lost(full, k)
-        if not lost and not self._stop_rewritten(full, k):
-            return full
-        if self.history is History.AS_RENDERED:
+        if self.history is History.AS_RENDERED or not (self._gone(full, k) or self._stop_rewritten(full, k)):
             self.report_lost(k, lost)
             return full
         remaining = lost
-        for end in dict.fromkeys((self._segment_end(k), own)):
+        for end in dict.fromkeys((self._segment_end(k), self._answer(k), own)):
             remaining = self._lost(end, k)
             if not remaining and not self._stop_rewritten(end, k):
                 return end
@@ -85,6 +84,15 @@ class Reading:
     def _lost(self, end: int, k: int) -> list[Origin]:
         layout = self.conversation.layout(end)
         return missing_fields(layout, k, self.conversation.chat[k])
+
+    def _gone(self, end: int, k: int) -> list[Origin]:
+        """What reply k lost since it was sampled: fields that the template never prints were in nobody's eyes."""
+        lost = self._lost(end, k)
+        if not lost or self.messages[k].role != "assistant":
+            return lost
+        shown = self.conversation.layout(end).extents[k].characters
+        silent = self.turns.prompt(self.conversation, k).silent
+        return [origin for origin in lost if shown.get(origin) or origin not in silent]
 
     def _stop_rewritten(self, end: int, k: int) -> bool:
         """The reply ended with a stop while it was the last message and has none here (gpt-oss: <|return|>)."""
@@ -104,6 +112,11 @@ class Reading:
                 return later
         return len(self.messages)
 
+    def _answer(self, k: int) -> int:
+        """The last reply before the next message of a user, or k + 1: gpt-oss drops the way to an answer behind it."""
+        later = (at for at in range(self._segment_end(k) - 1, k, -1) if self.messages[at].role == "assistant")
+        return next(later, k + 1)
+
     def report_lost(self, k: int, lost: Sequence[Origin]) -> None:
         """TM103 for each field that the template drops."""
         for origin in lost:
@@ -114,14 +127,10 @@ class Reading:
 
     def _context_end(self, k: int) -> int:
         """The render that begins as the template wrote when reply k was sampled, and still says what it said."""
-        full, own = len(self.messages), k + 1
-        if not self._shows_context(full, k):
-            segment = self._segment_end(k)
-            return segment if segment < full and self._shows_context(segment, k) and self._whole(segment, k) else own
-        if self._whole(full, k):
-            return full
-        segment = self._segment_end(k)
-        return segment if segment < full and self._shows_context(segment, k) and self._whole(segment, k) else own
+        for end in dict.fromkeys((len(self.messages), self._segment_end(k), self._answer(k))):
+            if self._shows_context(end, k) and self._whole(end, k):
+                return end
+        return k + 1
 
     def _with_prompt(self, k: int, end: int) -> int:
         """`end`, or the prompt's own render where none begins with the prompt (R1 prompts with an opened <think>)."""
@@ -135,7 +144,7 @@ class Reading:
         return ~k
 
     def _whole(self, end: int, k: int) -> bool:
-        return not self._lost(end, k)
+        return not self._gone(end, k)
 
     def _shows_context(self, end: int, k: int) -> bool:
         """What stands before reply k in the render of [0, end) is what stood there when it was sampled."""
@@ -171,7 +180,7 @@ class Reading:
         if not self.stability.stable(self.conversation, within=within):
             return False
         at = max(self._settled.get(end, 0), self._segment_start(k) if within else 0)
-        while at < k and not self._lost(end, at):
+        while at < k and not self._gone(end, at):
             at += 1
         self._settled[end] = max(at, self._settled.get(end, 0))
         return at >= k

@@ -10,9 +10,10 @@ from typing import Any, NamedTuple
 
 from tracemask.core.errors import RenderError
 from tracemask.core.finding import Finding, Place
+from tracemask.core.vocab import Origin
 from tracemask.render.control import Control, Mark
 from tracemask.render.conversation import Conversation
-from tracemask.render.layout import Layout, content_text, reasoning_text
+from tracemask.render.layout import Layout, content_text, missing_fields, reasoning_text
 from tracemask.render.parts import REASONING_TAGS, empty_reasoning, open_reasoning
 
 PROBE_REPLY = "tracemask probes this reply"
@@ -25,7 +26,8 @@ class Prompt(NamedTuple):
     exact: the prompt is a prefix of the render in which the reply is the last message; later renders that drop it
     (an empty reasoning block) change nothing. known: False where the template refuses to write one.
     tail: what follows the reply's last character while it is the last message; ends: a stop is in it.
-    opened: the closer of a reasoning block that the prompt leaves open.
+    opened: the closer of a reasoning block that the prompt leaves open. silent: the fields of which the template prints
+    nothing, not even while the reply is the last message.
     """
 
     text: str
@@ -34,6 +36,7 @@ class Prompt(NamedTuple):
     tail: str = ""
     ends: bool = False
     opened: str | None = None
+    silent: frozenset[Origin] = frozenset()
 
 
 class Region(NamedTuple):
@@ -168,19 +171,21 @@ class Turns:
             return Prompt("", exact=False, known=False)
         extent = own.extents[k]
         start = extent.first
+        lost = missing_fields(own, k, conversation.chat[k])
+        silent = frozenset(origin for origin in lost if not extent.characters.get(origin))
         if start < 0:
-            return Prompt("", exact=False, known=False)
+            return Prompt("", exact=False, known=False, silent=silent)
         after = max(extent.own_last, min(len(context), extent.last))
         tail = own.text[after : extent.last]
         ends = any(mark.id in self.stops for mark in own.marks[bisect_left(own.mark_starts, after) :])
         if own.text.startswith(context):
-            return Prompt(context[start:], exact=True, tail=tail, ends=ends)
+            return Prompt(context[start:], exact=True, tail=tail, ends=ends, silent=silent)
         if context.startswith(own.text[:start]):
-            return Prompt(context[start:], exact=False, tail=tail, ends=ends)
+            return Prompt(context[start:], exact=False, tail=tail, ends=ends, silent=silent)
         before = conversation.layout(k).text
         if context.startswith(before):
-            return Prompt(context[len(before) :], exact=False, tail=tail, ends=ends)
-        return Prompt("", exact=False, known=False, tail=tail, ends=ends)
+            return Prompt(context[len(before) :], exact=False, tail=tail, ends=ends, silent=silent)
+        return Prompt("", exact=False, known=False, tail=tail, ends=ends, silent=silent)
 
     def _start(self, layout: Layout, k: int, prompt: Prompt) -> tuple[int, bool]:
         """(where the reply starts, the prompt stands there in full)."""
@@ -315,7 +320,7 @@ def _ending(calls: Sequence[Mapping[str, Any]] | None) -> tuple[object, ...]:
     while isinstance(last, Mapping | list) and last:
         last = last[next(reversed(last))] if isinstance(last, Mapping) else last[-1]
         kinds.append(type(last))
-    return (*kinds, bool(last))
+    return (*kinds, bool(last), len(calls) > 1)
 
 
 def _caller_spoke(conversation: Conversation, k: int) -> bool:

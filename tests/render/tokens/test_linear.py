@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from render_corpus import tokenizer_for
 from render_tools import renderer, sampled_text, small
 
+from tracemask.core.errors import RenderError
 from tracemask.render.renderer import Renderer
 from tracemask.render.template import Template
 from tracemask.render.tokenizer import Tokenizer
@@ -87,3 +89,53 @@ def test_doubling_the_turns_at_most_triples_the_time(real_tokenizer: Callable[[s
         fresh.render(trace)
         best[turns] = min(best.get(turns, 1e9), time.process_time() - start)
     assert best[40] / best[20] <= 3.0 and best[80] / best[40] <= 3.0
+
+
+def _exchange(turns: int, *, tools: bool, reasoning: bool) -> Trace:
+    """`turns` replies and a last one: a tool loop, or a chat."""
+    messages: list[dict[str, Any]] = [{"role": "user", "content": "Begin."}]
+    for turn in range(turns):
+        name = f"call{turn:05}"
+        call = {"id": name, "type": "function", "function": {"name": "probe", "arguments": {"x": f"v{turn}"}}}
+        reply: dict[str, Any] = {"role": "assistant", "content": "" if tools else f"answer {turn}"}
+        if tools:
+            reply["tool_calls"] = [call]
+        if reasoning:
+            reply["reasoning_content"] = f"thought {turn}"
+        answer = {"role": "tool", "tool_call_id": name, "name": "probe", "content": f"result {turn}"}
+        messages += [reply, answer if tools else {"role": "user", "content": f"question {turn}"}]
+    return Trace.from_messages([*messages, {"role": "assistant", "content": "The end."}])
+
+
+REREADS = {"gemma4", "gemma4_v3", "gemma4_v4", "gemma4_v5", "diffusion_gemma"}
+"""Templates that print a reply's tool name inside the tool's answer: each such turn is judged in its own render."""
+
+
+@pytest.mark.real
+@pytest.mark.parametrize("tools", [False, True], ids=["chat", "tools"])
+@pytest.mark.parametrize("reasoning", [False, True], ids=["plain", "reasoning"])
+def test_every_template_that_makes_one_row_needs_a_fixed_number_of_renders(
+    real_templates: dict[str, str], tools: bool, reasoning: bool
+) -> None:
+    seen = 0
+    for name, source in real_templates.items():
+        if name.endswith("_training"):
+            continue
+        tokenizer = tokenizer_for(name, source)
+        front = Renderer(tokenizer, Template(source, name=name, tokens=tokenizer.token_strings, sandbox="inline"))
+        try:
+            front.render(_exchange(4, tools=tools, reasoning=reasoning))
+        except RenderError:
+            continue  # no tools in this template
+        counts: list[int] = []
+        rows: list[int] = []
+        for turns in (8, 24):
+            before = front.counter.renders
+            rows.append(len(front.render(_exchange(turns, tools=tools, reasoning=reasoning))))
+            counts.append(front.counter.renders - before)
+        if len(set(rows)) == 1 and not (tools and name in REREADS):
+            seen += 1
+            assert len(set(counts)) == 1 and counts[0] <= 2, (name, counts, rows)
+        else:
+            assert counts[-1] <= 26, (name, counts, rows)
+    assert seen >= 15
