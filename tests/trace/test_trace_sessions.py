@@ -174,6 +174,20 @@ def test_claude_code_a_ring_of_parents_is_refused(tmp_path: Path) -> None:
     assert [(error.code, error.where) for error in found.skipped] == [("TM110", "log.jsonl:2:parentUuid")]
 
 
+def test_claude_code_lines_in_any_order_make_the_same_tree(tmp_path: Path) -> None:
+    lines = [line("u0", None, "user", "Count.")]
+    for number in range(1500):
+        reply = [{"type": "tool_use", "id": f"t{number}", "name": "Next", "input": {"at": number}}]
+        lines.append(line(f"a{number}", f"u{number}", "assistant", reply))
+        result = [{"type": "tool_result", "tool_use_id": f"t{number}", "content": str(number)}]
+        lines.append(line(f"u{number + 1}", f"a{number}", "user", result))
+    (forth,) = reading(tmp_path, "claude-code", *lines)
+    back = reading(tmp_path, "claude-code", *reversed(lines))
+    (other,) = back
+    assert back.skipped == []
+    assert [m.id for m in other.branches()[0]] == [m.id for m in forth.branches()[0]]
+
+
 @pytest.mark.parametrize("reason", ["max_tokens", "model_context_window_exceeded"])
 def test_claude_code_a_reply_cut_short_truncates_the_session(reason: str, tmp_path: Path) -> None:
     reply = line("a1", "u1", "assistant", [{"type": "text", "text": "Fix"}])

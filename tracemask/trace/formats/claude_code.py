@@ -51,7 +51,6 @@ class _Session:
         self.tree = Tree()
         self.last: dict[str, str] = {}  # uuid → id of the message after which its children continue
         self.placed: set[str] = set()
-        self.open: set[str] = set()  # being placed: what waits for its parent
         self.tasks: dict[str, str] = {}  # prompt of a sub-agent → id of the reply that started it
         self.model: str | None = None
         self.errors: list[str] = []
@@ -78,11 +77,25 @@ class _Session:
     # ---- places
 
     def place(self, entry: Entry) -> None:
+        """Adds the messages of an entry and of all that it follows. Raises TraceError TM110 on a ring of parents."""
+        waiting, names = [entry], {entry.uuid}
+        while True:
+            parent = self.lines.entries.get(waiting[-1].parent or "")
+            if parent is None or parent.uuid in self.placed:
+                break
+            if parent.uuid in names:
+                what = f"{parent.uuid!r} is its own ancestor"
+                raise waiting[-1].row.error("parentUuid", what, code="TM110", fix="repair the file")
+            waiting.append(parent)
+            names.add(parent.uuid)
+        for one in reversed(waiting):
+            self.place_one(one)
+
+    def place_one(self, entry: Entry) -> None:
         """Adds the entry's messages below what it follows; an entry without a message only hands its place on."""
         if entry.uuid in self.placed:
             return
         self.placed.add(entry.uuid)
-        self.open.add(entry.uuid)
         group = self.lines.answered(entry)
         if entry.type == "assistant":
             self.reply(entry)
@@ -92,7 +105,6 @@ class _Session:
             self.given(entry)
         else:
             self.hand_on(entry)
-        self.open.discard(entry.uuid)
 
     def after(self, entry: Entry) -> str | None:
         """The id of the message that the entry follows.
@@ -108,8 +120,6 @@ class _Session:
             raise entry.row.error(
                 "parentUuid", f"{entry.parent!r} is not in this file", code="TM110", fix="pass the whole session"
             )
-        if entry.parent in self.open:
-            raise entry.row.error("parentUuid", f"{entry.parent!r} is its own ancestor", code="TM110")
         parent = self.lines.entries[entry.parent]
         if parent.uuid not in self.placed:
             self.place(parent)
