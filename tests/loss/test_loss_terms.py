@@ -162,6 +162,42 @@ def test_closed_form_derivatives_pass_gradcheck(label: str, name: str, options: 
     assert torch.autograd.gradcheck(Closed.apply, (a["lp"].clone().requires_grad_(),), eps=1e-7, atol=1e-6)
 
 
+def frozen_cispo(lp: Tensor, at: Tensor, a: dict[str, Tensor]) -> Tensor:
+    return -(at - a["old"]).exp().clamp(0.5, 1.2) * a["advantage"] * lp
+
+
+def frozen_ref_kl(lp: Tensor, at: Tensor, a: dict[str, Tensor]) -> Tensor:
+    keep = (at.exp() - a["sampler"].exp() >= -0.2).double()
+    return -keep * (a["ref"] - at) * (lp - a["sampler"]).exp() + 1e-3 * (lp - a["sampler"]) ** 2
+
+
+def frozen_gspo(lp: Tensor, at: Tensor, a: dict[str, Tensor]) -> Tensor:
+    gap = torch.where(a["keep"], at - a["old"], 0).view(10, 6).sum(1)
+    s = (gap / a["keep"].view(10, 6).sum(1).clamp(min=1)).exp()[SEQUENCE]
+    return clip(s * (lp - at).exp(), a["advantage"], 0.2, 0.2)
+
+
+STOPPED = [
+    ("cispo", {"low": 0.5, "high": 1.2}, frozen_cispo),
+    ("ref_kl", {}, frozen_ref_kl),
+    ("gspo", {"eps_low": 0.2, "eps_high": 0.2}, frozen_gspo),
+]
+
+
+@pytest.mark.parametrize("name,options,formula", STOPPED, ids=[f[0] for f in STOPPED])
+def test_terms_with_a_stopped_gradient_pass_a_difference_check_with_that_part_held_fixed(
+    name: str, options: dict[str, Any], formula: Callable[[Tensor, Tensor, dict[str, Tensor]], Tensor]
+) -> None:
+    """Central differences of the formula in its live argument alone: no autograd on either side."""
+    for seed in range(3):
+        a = arrays(seed)
+        result, eps = TERMS[name](a["lp"], inputs(a), **options), 1e-6
+        assert torch.allclose(result.loss, formula(a["lp"], a["lp"], a), rtol=0, atol=1e-12)
+        moved = formula(a["lp"] + eps, a["lp"], a) - formula(a["lp"] - eps, a["lp"], a)
+        assert torch.allclose(result.slope, moved / (2 * eps), rtol=0, atol=1e-8)
+        assert result.slope.ne(0).any()
+
+
 def test_the_entropy_term_is_minus_h_with_slope_minus_one_in_h() -> None:
     a = arrays(0)
     result = TERMS["entropy"](a["lp"], inputs(a))

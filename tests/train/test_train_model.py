@@ -121,6 +121,8 @@ def test_metrics_add_up_and_maxima_do_not() -> None:
     total = add({}, {"a": (1.0, 2.0), "r/max": (3.0, 1.0)})
     add(total, {"a": (5.0, 1.0), "r/max": (2.0, 1.0), "empty": (0.0, 0.0)})
     assert means(total) == {"a": 2.0, "r/max": 3.0}
+    add(total, {"rl/ratio": (3.0, 2.0), "rl/ratio_squared": (5.0, 2.0)})
+    assert means(total)["rl/effective_sample"] == pytest.approx(1.5**2 / 2.5)
 
 
 def test_a_metrics_file_forgets_what_came_after_the_checkpoint(tmp_path: Path) -> None:

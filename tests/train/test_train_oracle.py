@@ -22,6 +22,7 @@ from tracemask.recipe import Recipe
 from tracemask.store.row import Row
 from tracemask.train.distributed import World
 from tracemask.train.loader import Loader, Policy
+from tracemask.train.metrics import add
 from tracemask.train.model import use_attention
 from tracemask.train.sources import MemoryRows
 from tracemask.train.step import PolicyStep
@@ -412,6 +413,94 @@ PRESETS: dict[str, Formula] = {
 }
 
 
+def dual(row: Seen, a: Tensor) -> Tensor:
+    usual = clip(ratio(row), a)
+    return torch.where(a < 0, torch.minimum(usual, -1.5 * a), usual)
+
+
+def two_sided(row: Seen, a: Tensor) -> Tensor:
+    r = ratio(row)
+    return -torch.minimum(r.clamp(max=1.4) * a, r.clamp(0.8, 1.2) * a)
+
+
+def prompt_mean(terms: Terms) -> Tensor:
+    groups = {row.group for row, _, _ in terms if row.wrote}
+    out = torch.zeros((), dtype=torch.float64)
+    for group in groups:
+        mine = [one for one in terms if one[0].group == group]
+        count = sum(int(mask.sum()) for _, _, mask in mine)
+        out = out + (total(mine) / count if count else 0.0)
+    return out / len(groups)
+
+
+def kl_through_ratio(rows: list[Seen]) -> Tensor:
+    k2 = [(row, ratio(row) * (row.lp - row.ref) ** 2 / 2, row.policy) for row in rows]
+    bonus = [(row, -row.entropy, row.policy) for row in rows]
+    return grpo(rows) + 0.2 * token_mean(k2) + 0.05 * token_mean(bonus)
+
+
+def summed_tis(rows: list[Seen]) -> Tensor:
+    def weight(row: Seen) -> Tensor:
+        mine = whole(rows, row.rollout)
+        if not any(bool(one.policy.any()) for one in mine):
+            return torch.zeros_like(row.lp)
+        return pooled(mine, correction).sum().exp().clamp(max=1.5).expand_as(row.lp)
+
+    values = compared(rows, centred)
+    return token_mean(
+        policy(rows, values, lambda row, a: -weight(row) * on_policy(row).clamp(0, 2).detach() * a * row.lp)
+    )
+
+
+def batch_whitened(rows: list[Seen]) -> Tensor:
+    values = compared(rows, leave_one_out)
+    m = mean(list(values.values()))
+    std = math.sqrt(sum((v - m) ** 2 for v in values.values()) / (len(values) - 1))
+    return total(policy(rows, {k: v / (std + 1e-6) for k, v in values.items()}, lambda row, a: -a * row.lp))
+
+
+def usual(term: Callable[[Seen, Tensor], Tensor], normal: Callable[[Terms], Tensor] = token_mean) -> Formula:
+    return lambda rows: normal(policy(rows, compared(rows, centred), term))
+
+
+GROUP_MEAN = {"advantage": {"estimator": "group_mean"}}
+VARIANTS: dict[str, tuple[dict[str, Any], Formula]] = {
+    "dual clip": (GROUP_MEAN | {"rl": {"term": "ppo", "options": {"dual_clip": 1.5}}}, usual(dual)),
+    "two-sided": (GROUP_MEAN | {"rl": {"term": "ppo", "options": {"delta": 1.4}}}, usual(two_sided)),
+    "prompt mean": (
+        GROUP_MEAN | {"rl": {"term": "ppo", "normalizer": "prompt_mean"}},
+        usual(lambda row, a: clip(ratio(row), a), prompt_mean),
+    ),
+    "kl through the ratio, entropy": (
+        {
+            "extends": "grpo",
+            "kl": {"term": "kl", "coef": 0.2, "options": {"estimator": "k2", "through_ratio": True}},
+            "entropy": {"term": "entropy", "coef": 0.05},
+        },
+        kl_through_ratio,
+    ),
+    "summed tis on cispo": (
+        GROUP_MEAN
+        | {
+            "rl": {
+                "term": "cispo",
+                "options": {"high": 2.0},
+                "mismatch": {"kind": "tis", "level": "sum", "high": 1.5},
+            }
+        },
+        summed_tis,
+    ),
+    "whitened rloo, sum": (
+        {"advantage": {"estimator": "rloo", "whiten": "batch"}, "rl": {"term": "reinforce", "normalizer": "sum"}},
+        batch_whitened,
+    ),
+    "importance sampling": (
+        GROUP_MEAN | {"rl": {"term": "importance_sampling"}},
+        usual(lambda row, a: -(row.lp - row.sampler).exp() * a),
+    ),
+}
+
+
 def gradients(step: Any, value: Tensor) -> list[Tensor]:
     return [g.clone() for g in torch.autograd.grad(value, list(step.parameters()))]
 
@@ -467,11 +556,22 @@ def test_every_preset_has_a_formula_here() -> None:
 @pytest.mark.parametrize("name", PRESETS)
 @pytest.mark.parametrize(("seed", "old", "spread"), [(0, False, 0.1), (1, True, 0.3), (2, True, 2.0)])
 def test_a_preset_trains_by_its_paper_s_formula(name: str, seed: int, old: bool, spread: float) -> None:
-    rows, recipe = wild_rows(seed, old=old, spread=spread), Recipe.load(name)
+    compare(Recipe.load(name), PRESETS[name], seed, old, spread)
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+@pytest.mark.parametrize(("seed", "old", "spread"), [(3, False, 0.1), (4, True, 1.0)])
+def test_an_option_trains_by_its_formula(name: str, seed: int, old: bool, spread: float) -> None:
+    compare(Recipe.load(VARIANTS[name][0]), VARIANTS[name][1], seed, old, spread)
+
+
+def compare(recipe: Recipe, formula: Formula, seed: int, old: bool, spread: float) -> None:
+    """Loss, gradients and metrics of every way to lay the rows out, against the formula over each row alone."""
+    rows = wild_rows(seed, old=old, spread=spread)
     model: Any = tiny("qwen3", seed=seed, tied=seed == 1)
     step = PolicyStep(model, recipe)
     model.set_attn_implementation("sdpa")
-    expected = PRESETS[name](see(model, rows))
+    expected = formula(see(model, rows))
     slopes = gradients(step, expected)
     scale = max(float(one.abs().max()) for one in slopes)
     assert scale > 0
@@ -481,18 +581,15 @@ def test_a_preset_trains_by_its_paper_s_formula(name: str, seed: int, old: bool,
         step.zero_grad()
         pairs: dict[str, tuple[float, float]] = {}
         for works in laid(rows, recipe, policy, ranks):
-            from tracemask.train.metrics import add
-
             add(pairs, accumulate(step, works, World()))
         value = sum(recipe.components[c].coef * pairs[f"loss/{c}"][0] for c in recipe.components)
         assert value == pytest.approx(float(expected.detach()), rel=1e-11, abs=1e-12)
         for parameter, slope in zip(step.parameters(), slopes, strict=True):
             assert parameter.grad is not None
-            assert float((parameter.grad - slope).abs().max()) <= 1e-12 * max(1.0, scale) * 10
+            assert float((parameter.grad - slope).abs().max()) <= 1e-12 * max(1.0, scale)
         metrics.append(pairs)
     for other in metrics[1:]:
         assert other.keys() == metrics[0].keys()
         for key, (one, count) in metrics[0].items():
             assert other[key][0] == pytest.approx(one, rel=1e-9, abs=1e-9), key
-            if not key.endswith(("selected",)):
-                assert other[key][1] == count or key.endswith("/max"), key
+            assert other[key][1] == count or key.endswith("/max"), key

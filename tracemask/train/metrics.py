@@ -34,8 +34,10 @@ def is_maximum(name: str) -> bool:
 
 
 def means(pairs: Pairs) -> dict[str, float]:
-    """sum / count of each pair, in name order; a count of 0 is left out, never 0."""
-    return {name: value / count for name, (value, count) in sorted(pairs.items()) if count}
+    """The loss room's means (effective sample sizes included), in name order; a count of 0 is left out, never 0."""
+    from tracemask.loss.metrics import means as of_loss
+
+    return dict(sorted(of_loss({name: pair for name, pair in pairs.items() if pair[1]}).items()))
 
 
 def json_line(record: Mapping[str, Any]) -> str:
