@@ -11,7 +11,7 @@ import typer
 def command(
     dataset: Annotated[str, typer.Argument(help="Folder of shards, or another tool's dataset.")],
     to: Annotated[str, typer.Option("--to", help="parquet, hf, trl, verl, prime-rl or jsonl.")],
-    out: Annotated[str, typer.Option("--out", "-o", help="Folder to write.")],
+    out: Annotated[str, typer.Option("--out", "-o", help="Folder or fsspec URL to write.")],
     component: Annotated[
         str | None, typer.Option(help="Take the loss mask from weight.COMPONENT of a materialised dataset.")
     ] = None,

@@ -35,7 +35,7 @@ class Sink(Protocol):
         ...
 
     def flush(self) -> None:
-        """Starts on what was gathered, without waiting: the rest of `commit` is sooner done."""
+        """Starts on what was gathered, without waiting, where that makes `commit` sooner done."""
         ...
 
     def commit(self) -> tuple[int, str]:
@@ -88,13 +88,17 @@ class LocalSink:
         if len(view) < _SMALL:  # an Arrow batch is hundreds of small pieces
             self._small += view
         else:
-            self.flush()
+            self._give_small()
             self._give(view)
         if len(self._small) >= _GATHERED:
-            self.flush()
+            self._give_small()
         return len(view)
 
     def flush(self) -> None:
+        if self._writing is not None:  # else all of it is small
+            self._give_small()
+
+    def _give_small(self) -> None:
         if self._small:
             gathered, self._small = self._small, bytearray()
             self._give(memoryview(gathered))
@@ -129,7 +133,7 @@ class LocalSink:
                 self._hash.update(self._small)
                 self._write(memoryview(self._small))
             else:
-                self.flush()
+                self._give_small()
             for stage in (self._writing, self._syncing):
                 if stage is not None:
                     stage.settle()
