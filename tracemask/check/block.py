@@ -173,6 +173,13 @@ class Block:
             yield self.finding(code, row, text, token=token, cause=cause, tokens=count, **data)
 
 
+def common_prefix(left: Any, right: Any) -> int:
+    """How many leading ids of two sequences agree."""
+    n = min(len(left), len(right))
+    differ = np.flatnonzero(np.asarray(left[:n]) != np.asarray(right[:n]))
+    return int(differ[0]) if len(differ) else n
+
+
 def blocks(rows: Iterable[tuple[Row, str]], *, tokens: int, path: str | None = None) -> Iterator[Block]:
     """Rows (with the shard each lies in) in blocks of about `tokens` tokens; a longer row is a block of its own.
 

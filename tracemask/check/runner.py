@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tracemask.check.baseline import Baseline, content_hash, key
 from tracemask.check.block import Block, blocks
@@ -16,9 +16,6 @@ from tracemask.check.report import Collector, Report, Skip
 from tracemask.check.rule import Need, Rule, Scope, all_rules, matching
 from tracemask.check.view import View
 from tracemask.core.errors import StoreError, UsageError
-
-if TYPE_CHECKING:
-    pass
 
 
 def check_dataset(

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from tracemask.check.block import common_prefix
 from tracemask.check.lens import Runs
 
 if TYPE_CHECKING:
@@ -63,18 +64,11 @@ def _unlike(view: View, start: int, end: int, canonical: list[int]) -> np.ndarra
     size = int(own[-1]) + 1
     if int(theirs[-1]) != size - 1:  # other bytes: what agrees from either end is right
         ids = view.safe[start:end]
-        same = prefix(ids, canonical)
-        back = min(prefix(ids[::-1], canonical[::-1]), len(ids) - same)
+        same = common_prefix(ids, canonical)
+        back = min(common_prefix(ids[::-1], canonical[::-1]), len(ids) - same)
         return (np.arange(len(ids)) >= same) & (np.arange(len(ids)) < len(ids) - back)
     keys = theirs[:-1] * (size + 1) + theirs[1:]
     return ~np.isin(own[:-1] * (size + 1) + own[1:], keys)
-
-
-def prefix(ids: np.ndarray, canonical: list[int]) -> int:
-    """How many leading ids agree."""
-    n = min(len(ids), len(canonical))
-    differ = np.flatnonzero(ids[:n] != np.asarray(canonical[:n]))
-    return int(differ[0]) if len(differ) else n
 
 
 def wrong_rows(view: View) -> np.ndarray:

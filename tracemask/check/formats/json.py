@@ -10,12 +10,12 @@ from tracemask.check.report import Report
 def render(report: Report) -> str:
     """Sorted keys, two spaces, a newline at the end."""
     return (
-        json.dumps(report.to_json(), sort_keys=True, indent=2, allow_nan=False, ensure_ascii=False, default=_number)
+        json.dumps(report.to_json(), sort_keys=True, indent=2, allow_nan=False, ensure_ascii=False, default=number)
         + "\n"
     )
 
 
-def _number(value: object) -> object:
+def number(value: object) -> object:
     """numpy scalars in a finding's data."""
     item = getattr(value, "item", None)
     if item is None:

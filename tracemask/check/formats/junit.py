@@ -11,6 +11,7 @@ from xml.sax.saxutils import escape, quoteattr
 from tracemask.check.finding import Severity
 from tracemask.check.formats.text import group_lines
 from tracemask.check.report import Group, Report
+from tracemask.check.rule import all_rules
 
 _INVALID = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
@@ -24,8 +25,6 @@ def render(report: Report) -> str:
     failures = 0
     names = {skip.rule.code: skip.rule.name for skip in report.skipped}
     names |= {group.rule.code: group.rule.name for group in report.groups}
-    from tracemask.check.rule import all_rules
-
     for code in sorted({*report.ran, *groups}):
         body, failed = _case(groups.get(code, []), report)
         failures += failed

@@ -14,7 +14,7 @@ from urllib.parse import quote
 
 from tracemask.check.baseline import key
 from tracemask.check.finding import Finding, Severity
-from tracemask.check.formats.json import _number
+from tracemask.check.formats.json import number
 from tracemask.check.report import Group, Report
 from tracemask.check.rule import Rule, all_rules
 
@@ -42,7 +42,7 @@ def render(report: Report) -> str:
         "properties": {"rows": report.rows, "tokens": report.tokens},
     }  # fmt: skip
     document = {"$schema": SCHEMA, "version": "2.1.0", "runs": [run]}
-    return json.dumps(document, sort_keys=True, indent=2, allow_nan=False, ensure_ascii=False, default=_number) + "\n"
+    return json.dumps(document, sort_keys=True, indent=2, allow_nan=False, ensure_ascii=False, default=number) + "\n"
 
 
 def _results(report: Report) -> list[tuple[Group, Finding]]:

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 
 from tracemask.check.finding import Severity
 from tracemask.check.formats.plain import neutral, plural
+from tracemask.check.pages import WORDS
 from tracemask.check.report import Group, Report
 
 EXAMPLES = 3  # per group
-WORDS = {Severity.ERROR: "error", Severity.WARNING: "warning", Severity.INFO: "note"}
 
 
 def render(report: Report) -> str:

@@ -7,12 +7,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from tracemask.check.block import common_prefix
 from tracemask.check.context import Run
 from tracemask.check.finding import ERROR, INFO, WARNING, Finding
 from tracemask.check.lens import Runs
 from tracemask.check.rule import Need, rule
 from tracemask.check.view import View
-from tracemask.check.windows import mismatched, prefix
+from tracemask.check.windows import mismatched
 from tracemask.store.row import Row
 
 TAIL = 3  # tokens at an unstopped end, where a cut character or merge is nobody's fault
@@ -24,7 +25,7 @@ def first_difference(view: View, run: Runs) -> int:
     start, end = run.trimmed
     if run.canonical is None:
         return run.start + int(np.argmax(mismatched(view, run)))
-    same = prefix(view.safe[start:end], run.canonical)
+    same = common_prefix(view.safe[start:end], run.canonical)
     return min(start + same, run.end - 1)
 
 
@@ -51,8 +52,8 @@ def cause_of(view: View, run: Runs) -> str:
     canonical = b"".join(view.lens.tokenizer.id_bytes(token) for token in run.canonical)
     if theirs != size or canonical != raw[int(offsets[start]) : int(offsets[end])]:
         return "nfc"
-    same = prefix(ids, run.canonical)
-    back = prefix(ids[::-1], run.canonical[::-1])
+    same = common_prefix(ids, run.canonical)
+    back = common_prefix(ids[::-1], run.canonical[::-1])
     at_edge = (same == 0 or (same + back >= len(ids) - 1 and back == 0)) and len(ids) - same - back <= 2
     return "boundary_merge" if at_edge and len(ids) > 2 else "bpe_split"
 
@@ -136,7 +137,7 @@ def _against_engine(view: View) -> Iterator[Finding]:
             whole = block.ids[begin + int(places[0]) : end][: len(engine)]
             if len(whole) == len(engine) and (whole == engine).all():
                 continue
-        same = prefix(trained, engine.tolist())
+        same = common_prefix(trained, engine.tolist())
         token = int(places[min(same, len(places) - 1)]) if len(places) else 0
         text = f"{len(trained)} trained ids differ from the {len(engine)} sampled ones, first at trained token {same}"
         both = {

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from tracemask.check.block import common_prefix
 from tracemask.check.context import Run
 from tracemask.check.finding import ERROR, INFO, WARNING, Finding
 from tracemask.check.rule import Need, rule
@@ -56,7 +57,7 @@ def prefix_break(view: View) -> Iterator[Finding]:
             held.ids[int(branches[i] or 0)] = ids
         else:
             before = held.ids.get(0)
-            same = _common(before, ids) if before is not None else 0
+            same = common_prefix(before, ids) if before is not None else 0
             if before is not None and same < min(len(before), len(ids)):
                 yield block.finding("TM102", i, f"extends the row before only up to token {same}", token=same)
             held.ids[0] = ids
@@ -70,16 +71,10 @@ def _episodes(view: View) -> list[object]:
     return [None] * len(view.block.rows)
 
 
-def _common(left: np.ndarray, right: np.ndarray) -> int:
-    n = min(len(left), len(right))
-    differ = np.flatnonzero(left[:n] != right[:n])
-    return int(differ[0]) if len(differ) else n
-
-
 def _fork(view: View, i: int, ids: np.ndarray, parent: np.ndarray | None, position: int | None) -> Iterator[Finding]:
     if parent is None or position is None:
         return
-    same = _common(parent, ids)
+    same = common_prefix(parent, ids)
     if same < position:
         text = f"states {position} tokens in common with the row it forked from, but differs at token {same}"
         yield view.block.finding("TM102", i, text, token=same, severity=ERROR)

@@ -6,6 +6,9 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
+
+from tracemask.check.block import common_prefix
 from tracemask.check.context import Run
 from tracemask.check.finding import ERROR, WARNING, Finding, Place
 from tracemask.check.rule import Need, Scope, rule
@@ -54,24 +57,24 @@ def prompt_breaks(trace: Trace) -> Iterator[Finding]:
     turns = {message.id: i for i, message in enumerate(trace.messages)}
     told: set[str] = set()
     for branch in trace.branches():
-        before: list[int] | None = None
+        before: np.ndarray | None = None
         replies = 0
         for message in branch:
             sampled = message.sampled
             if sampled is None or sampled.prompt_ids is None:
                 before = None if message.role == "assistant" else before
                 continue
-            prompt = [int(token) for token in sampled.prompt_ids]
+            prompt = np.asarray(sampled.prompt_ids, dtype=np.int64)
             if before is not None and message.id not in told:
                 told.add(message.id)
                 yield from _break(trace, turns[message.id], before, replies, prompt)
             replies = len(prompt)
-            before = prompt + [int(token) for token in sampled.token_ids]
+            before = np.concatenate([prompt, np.asarray(sampled.token_ids, dtype=np.int64)])
 
 
-def _break(trace: Trace, turn: int, before: list[int], replies: int, prompt: list[int]) -> Iterator[Finding]:
+def _break(trace: Trace, turn: int, before: np.ndarray, replies: int, prompt: np.ndarray) -> Iterator[Finding]:
     """before: prompt and reply of the call before, the reply from `replies` on."""
-    same = next((i for i, (x, y) in enumerate(zip(before, prompt)) if x != y), min(len(before), len(prompt)))
+    same = common_prefix(before, prompt)
     if same == len(before):
         return
     inside = same >= replies
