@@ -361,3 +361,21 @@ def test_rows_of_any_length_come_back(tmp_path: Path, profile: str, lengths: lis
     for row, expected in zip(found, made, strict=True):
         same(row, expected)
     assert found.scalars(["n_tokens"])["n_tokens"] == lengths
+
+
+def test_a_damaged_batch_is_said_when_it_is_read(tmp_path: Path) -> None:
+    """A length that was changed asks for more memory than there is."""
+    found = dataset(tmp_path, rows(1, length=500), profile="compact")
+    path = tmp_path / found.shards[0].name
+    whole = path.read_bytes()
+    said = set()
+    for length in ((500 * 4).to_bytes(8, "little"), (16).to_bytes(8, "little")):
+        at = whole.find(length)
+        while at >= 0:
+            path.write_bytes(whole[: at + 6] + b"\x7f" + whole[at + 7 :])
+            try:
+                dict(open_dataset(tmp_path).row(0).scalars)
+            except TracemaskError as error:
+                said.add(error.code)
+            at = whole.find(length, at + 1)
+    assert said == {"TM508"}

@@ -185,7 +185,7 @@ def _try_shard(blob: Blob, columns: tuple[str, ...] | None) -> OpenShard | None:
     try:
         whole = pa.memory_map(source) if isinstance(source, str) else pa.py_buffer(source)
         ours = METADATA_KEY in (pa.ipc.open_file(whole).schema.metadata or {})
-    except (pa.ArrowInvalid, OSError):
+    except (pa.ArrowException, OSError):
         ours = True  # cut short: let the shard's own error say so
     return OpenShard(source, where=blob.where, columns=_read_columns(columns)) if ours else None
 

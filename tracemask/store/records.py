@@ -57,7 +57,7 @@ class ArrowRecords(Records):
             whole = data[:6].to_pybytes() == b"ARROW1"
             reader = pa.ipc.open_file(data) if whole else pa.ipc.open_stream(data)
             self._table = reader.read_all()
-        except (pa.ArrowInvalid, OSError) as error:
+        except (pa.ArrowException, OSError) as error:
             what = f"not a whole Arrow file: {error}"
             raise StoreError("TM508", where=blob.where, what=what, fix="write it again") from None
         self.rows = self._table.num_rows
@@ -80,7 +80,7 @@ class ParquetRecords(Records):
         self.where = blob.where
         try:
             self._file = pq.ParquetFile(blob.path if blob.fs is None else blob.open(), memory_map=blob.fs is None)
-        except (pa.ArrowInvalid, OSError) as error:
+        except (pa.ArrowException, OSError) as error:
             what = f"not a whole Parquet file: {error}"
             raise StoreError("TM508", where=blob.where, what=what, fix="write it again") from None
         meta = self._file.metadata

@@ -79,7 +79,7 @@ class OpenShard:
         self._buffer = pa.py_buffer(source if mapped is None else mapped)
         try:
             self._reader = pa.ipc.open_file(pa.BufferReader(self._buffer))
-        except (pa.ArrowInvalid, OSError) as error:
+        except (pa.ArrowException, OSError) as error:
             raise StoreError(
                 "TM508", where=where, what=f"not a whole Arrow file: {error}", fix="convert again"
             ) from None
@@ -135,7 +135,7 @@ class OpenShard:
 
         try:
             return self._reader_of(part)[0].get_batch(index)
-        except (pa.ArrowInvalid, OSError) as error:
+        except (pa.ArrowException, OSError) as error:
             what = f"record batch {index}: {error}"
             raise StoreError("TM508", where=self.where, what=what, fix="convert again") from None
 
