@@ -98,3 +98,16 @@ def test_a_step_without_any_loss_token_is_a_finding_on_every_rank() -> None:
         assert loaded.works == []
         assert loaded.counts == {"rl": 0}
         assert [one.code for one in loaded.findings] == ["TM601"]
+
+
+def test_the_reward_shown_is_the_recipe_s_own_column_once_per_rollout() -> None:
+    """Not the column called reward, not NaN, and found on whichever row of the rollout carries it."""
+    rng, sampled = np.random.default_rng(0), np.r_[False, np.ones(4, bool)]
+    author = np.where(sampled, Author.POLICY, Author.TASKSET).astype(np.uint8)
+    rows = []
+    for trace, score in (("a", None), ("a", 3.0), ("b", float("nan")), ("c", "5")):
+        facts = {"trace_id": trace, "branch": len(rows), "group_id": "g", "reward": 100.0, "score": score}
+        rows.append(row_of(len(rows), rng.integers(0, 9, 5), author, sampled, rng, facts))
+    recipe = Recipe.load({"extends": "dr_grpo", "reward": {"column": "score"}})
+    assert Loader(MemoryRows(rows), recipe, Policy()).step(0).facts["reward"] == 4.0
+    assert Loader(MemoryRows(rows), Recipe.load("sft"), Policy()).step(0).facts["reward"] == 100.0

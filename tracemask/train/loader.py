@@ -17,6 +17,7 @@ from tracemask.core.finding import Finding, Severity
 from tracemask.loss.batch import Batch
 from tracemask.recipe import Recipe
 from tracemask.recipe.advantage import compute, for_step
+from tracemask.recipe.rollouts import as_number
 from tracemask.recipe.step import LaidRow, Step, lay_step
 from tracemask.store.pack import PACKING_VERSION, Overlong, cut
 from tracemask.store.permutation import Permutation
@@ -173,15 +174,26 @@ class Loader:
             "tokens": float(sum(tree.tokens for tree in trees)),
             "slots": float(sum(tree.slots for tree in trees)),
         }
-        rewards = self.scalars.get("reward")
-        known = [float(rewards[row]) for row in first.values() if rewards is not None and rewards[row] is not None]
-        if known:
-            facts["reward"] = float(np.mean(known))
+        rewards = self._rewards(rows)
+        if rewards:
+            facts["reward"] = float(np.mean(rewards))
         advantages = self.advantages.values[sorted(first.values())]
         advantages = advantages[~np.isnan(advantages)]
         if len(advantages) and self.recipe.advantage.estimator != "none":
             facts["advantage_std"] = float(np.std(advantages))
         return facts
+
+    def _rewards(self, rows: list[int]) -> list[float]:
+        """The recipe's reward of each rollout that has one, as recorded: before penalties."""
+        column = self.scalars.get(self.recipe.reward.column, self.scalars.get("reward"))
+        if column is None:
+            return []
+        found: dict[int, float] = {}
+        for row in rows:
+            value = as_number(column[row])
+            if value == value:
+                found[int(self.advantages.rollout[row])] = value
+        return [found[rollout] for rollout in sorted(found)]
 
     def _left_out(self) -> list[Finding]:
         if not self.skipped:
