@@ -188,6 +188,10 @@ def test_a_mismatch_weight_has_its_published_bounds(kind: str) -> None:
     found = recipe.components["rl"].mismatch
     assert found is not None
     assert (found.level, found.low, found.high) == bounds[kind]
+    formulas = {"tis": "min(ρ̄, 2)", "mis": "ρ̄ inside [0.5, 2], 0 outside", "icepop": "ρ̄ inside [0.5, 5], 0 outside"}
+    text = " ".join(recipe.explain().split())
+    assert f"{kind}: times sg({formulas[kind]}), ρ̄ = e^x, x = o − μ: " in text
+    assert ("mean over the rollout" in text) == (kind == "mis")
 
 
 @pytest.mark.parametrize("name", preset_names())

@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from tracemask.recipe.component import Component, Rule
+from tracemask.recipe.component import Component, Mismatch, Rule
 from tracemask.recipe.estimators import OVER_ALL, PER_GROUP
 from tracemask.recipe.model import Recipe
 from tracemask.recipe.normalize import NORMALIZERS
@@ -80,12 +80,32 @@ def _component(name: str, component: Component) -> list[str]:
         f"  denominator  {denominator_text(component)}",
     ]
     if component.mismatch is not None:
-        lines.append(f"  mismatch     {_pairs(component.mismatch.model_dump())}")
+        lines += _mismatch(component.mismatch)
     if component.zero_advantage == "drop":
         lines.append("  zero A       tokens with advantage exactly 0 leave mask and count")
     if component.needs:
         lines.append(f"  needs        {', '.join(sorted(component.needs))}")
     return [*lines, f"  source       {spec.source}"]
+
+
+_LOG_RATIOS = {
+    "token": "the token's own",
+    "sum": "the sum over the rollout",
+    "mean": "the mean over the rollout",
+    "max": "the token's own, kept by the rollout's extremes",
+}
+
+
+def _mismatch(spec: Mismatch) -> list[str]:
+    """The factor on the term, as it is computed."""
+    if spec.kind == "tis":
+        factor = f"min(ρ̄, {spec.high:g})"
+    else:
+        factor = f"ρ̄ inside [{spec.low or 0:g}, {spec.high:g}], 0 outside"
+    return [
+        f"  mismatch     {spec.kind}: times sg({factor}), ρ̄ = e^x, x = o − μ: {_LOG_RATIOS[spec.level]}",
+        "               where no o is recorded, it is the current policy: r is 1 and keeps its gradient",
+    ]
 
 
 def _advantage(recipe: Recipe) -> list[str]:
