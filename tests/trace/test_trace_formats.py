@@ -95,6 +95,12 @@ def test_verifiers_absent_advantage_is_not_zero() -> None:
     assert [message.sampled.advantage for message in legacy if message.sampled] == [None, 0.0, None]
 
 
+def test_verifiers_the_task_and_the_environment_stay_with_each_trace() -> None:
+    for trace in read("verifiers/traces.jsonl")[:2]:
+        assert trace.extra["task"]["data"] == {"question": "How high?"}
+        assert trace.extra["env"] == {"id": "tides"}
+
+
 def test_verifiers_an_untrainable_agent_is_another_trace_of_the_same_group() -> None:
     solver, critic, _ = read("verifiers/traces.jsonl")
     assert (solver.group_id, critic.group_id) == ("g7", "g7")
@@ -192,6 +198,7 @@ def test_reasoning_that_cannot_be_read_is_noted() -> None:
 def test_claude_code_another_models_side_chain_is_not_trained() -> None:
     trace = read("claude-code/session.jsonl")[0]
     assert trace.messages[7].author == "model"
+    assert trace.messages[7].extra["log"]["model"] == "small-1"
     assert "Under the stairs." not in trained(trace)
 
 

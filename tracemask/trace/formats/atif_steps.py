@@ -47,7 +47,7 @@ class Steps:
         else:
             message = self._given(name, source, blocks, parts, copied)
         message.created = step.take_str("timestamp")
-        keep(message, step.rest() | ({"extra": extra} if extra else {}))
+        keep(message, message.extra.pop("log", {}) | step.rest() | ({"extra": extra} if extra else {}))
         self._append(message)
         for index, result in enumerate(results):
             self._result(result, message, f"{name}.r{index}", copied)
@@ -97,6 +97,7 @@ class Steps:
             )
         elif model is not None and self.model is not None and model != self.model:
             message.author = "model"
+            message.extra["log"] = {"model_name": model}
         return message
 
     def _sampled(self, metrics: Fields, count: int | None, model: str | None) -> Sampled | None:

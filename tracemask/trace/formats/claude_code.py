@@ -11,15 +11,7 @@ from tracemask.trace.fields import Fields
 from tracemask.trace.formats import Context, Format, Head, Line, UnitKind, keep
 from tracemask.trace.formats.claude_blocks import reply_blocks, result_block
 from tracemask.trace.formats.claude_lines import LINE_SHAPE, Entry, Lines
-from tracemask.trace.model import (
-    AuthorName,
-    Block,
-    Message,
-    Source,
-    Text,
-    ToolCall,
-    Trace,
-)
+from tracemask.trace.model import AuthorName, Block, Message, Source, Text, ToolCall, Trace
 from tracemask.trace.parts import part_block
 from tracemask.trace.tree import Tree
 
@@ -185,7 +177,9 @@ class _Session:
         )
         if model is not None and self.model is not None and model != self.model:
             message.author = "model"
-        keep(message, {key: value for key, value in first.row.rest().items() if key != "message"})
+        said = {"model": model, "usage": group[-1].message().get("usage")}
+        log = {key: value for key, value in (first.row.rest() | said).items() if key != "message" and value is not None}
+        keep(message, log)
         name = self.add(message, first, after)
         for block in blocks:
             if isinstance(block, ToolCall) and isinstance((block.arguments or {}).get("prompt"), str):

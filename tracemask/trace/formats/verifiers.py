@@ -68,7 +68,7 @@ def read(value: Any, context: Context) -> Iterable[Trace]:
 def _episode(row: Fields, context: Context) -> Iterable[Trace]:
     group = Fields(row.take("group") or {}, "group").take_id("id")
     episode = row.take_id("id")
-    shared = {"group_id": group or _task_key(row.take("task") or {}), "episode": episode}
+    shared = {"group_id": group or _task_key(row.take("task") or {}), "episode": episode, "env": row.take("env")}
     errors = [_error(error) for error in row.take_list("errors") or []]
     traces = row.take_list("traces") or []
 
@@ -117,12 +117,19 @@ def _v1_trace(row: Fields, context: Context, shared: dict[str, Any]) -> Trace:
         errors=[_error(error) for error in row.take_list("errors") or []],
         trainable=True if trainable is None else trainable,
         source=Source(format="verifiers", version=str(version or 1)),
-        extra=row.rest() | {"agent": agent.get("name") or "agent"} | ({"episode": shared["episode"]} if shared else {}),
+        extra=row.rest() | _beside(agent, task, shared),
     )
     _set_aside(trace, links)
     for message, node in zip(trace.messages, nodes, strict=True):
         keep(message, {key: value for key, value in node.rest().items() if value != []})
     return trace
+
+
+def _beside(agent: Fields, task: Any, shared: dict[str, Any]) -> dict[str, Any]:
+    """What of the episode and its task a trace keeps."""
+    kept = {"agent": agent.get("name") or "agent", "task": task or None}
+    kept |= {name: shared.get(name) for name in ("episode", "env")}
+    return {name: value for name, value in kept.items() if value is not None}
 
 
 def _calls(row: Fields) -> dict[int, dict[str, Any]]:
