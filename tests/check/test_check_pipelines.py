@@ -5,10 +5,13 @@ from __future__ import annotations
 from functools import cache
 
 import pytest
+from check_make import Foreign, foreign
 from check_pipelines import DEFECTS, every_form, packed, padded, rendered, spans, supervised, trimmed, write
+from check_rollouts import clean
 
 from tracemask.check.config import Settings
 from tracemask.check.finding import Severity
+from tracemask.check.runner import check_dataset
 from tracemask.check.sources import check_paths
 from tracemask.render.tokenizer import Tokenizer
 
@@ -161,3 +164,15 @@ def test_ids_of_another_tokenizer_are_told_in_nearly_every_row(chats, other, rea
         settings=Settings(tokenizer=tokenizer, select=("TM205",)),  # type: ignore[arg-type]
     )
     assert sum(group.rows for group in report.groups) == len(records)
+
+
+@pytest.mark.parametrize("name", ["deepseek", "gptoss"])
+@pytest.mark.parametrize("labelled", [True, False])
+def test_tool_loops_of_templates_with_odd_turns_have_no_error_as_another_tool_s_rows(
+    name, labelled, real_tokenizer, real_templates
+):
+    folder, _, plain, _ = SETUPS[name]
+    data = clean(loaded(real_tokenizer(folder)), template=real_templates[plain], n=20)
+    rows = Foreign(foreign(row, labels=labelled) for row in data.rows)
+    report = check_dataset(rows, tokenizer=data.renderer.tokenizer, template=data.renderer.template)
+    assert {group.rule.code for group in report.groups if group.severity is Severity.ERROR} == set()

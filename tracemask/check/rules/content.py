@@ -54,7 +54,10 @@ def _inside_content(view: View) -> np.ndarray:
 
 
 def _inside_turns(view: View) -> np.ndarray:
-    """Stops in the turn of another speaker that neither white space and an opener nor the row's end follow."""
+    """Stops in the turn of another speaker behind which its text goes on.
+
+    White space and an opener may follow, the row's end, or any other added token (DeepSeek's second tool output).
+    """
     grammar = view.run.grammar
     if grammar is None or grammar.reply_stop is None or grammar.opener_stops or not len(view.block):
         return np.zeros(0, dtype=np.int64)
@@ -63,8 +66,8 @@ def _inside_turns(view: View) -> np.ndarray:
     stop, end = turns.stop[other], turns.end[other]
     tight = stop + 1 == end
     apart = matches(block, stop + 1, grammar.separator) & (stop + 1 + len(grammar.separator) == end)
-    padded = view.padding[np.minimum(stop + 1, len(block) - 1)]
-    bad = stop[~(tight | apart | padded)]
+    behind = np.minimum(stop + 1, len(block) - 1)
+    bad = stop[~(tight | apart | view.padding[behind] | view.lens.added[view.safe[behind]])]
     return bad[~view.wrong_vocabulary[block.row_of[bad]]]
 
 
