@@ -156,3 +156,11 @@ def test_sampled_and_trained_ids_stand_side_by_side_where_they_differ(small):
     same = next(k for k, (a, b) in enumerate(zip(trained, sampled, strict=False)) if a != b)
     for sign, name, ids in (("−", "trained", trained[same:]), ("+", "sampled", sampled[same:])):
         assert f"{sign}│{name} {Speller(small).text(ids)}  [{' '.join(map(str, ids))}]" in text
+
+
+def test_marks_for_white_space_are_fainter_than_words(small):
+    line = next(
+        line for line in dump(make_row(small, [(Author.POLICY, "She leaves", True)]), small) if "leaves" in line.plain
+    )
+    faint = {line.plain[span.start : span.end] for span in line.spans if span.style == "dim" and span.start > 12}
+    assert faint == {"·"}

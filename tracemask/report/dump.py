@@ -31,6 +31,7 @@ HUE = {
 IN_LOSS = " bold on grey23"
 COLLAPSE = 60  # tokens: longer runs that nobody trains on become one line
 EDGE = 40  # characters shown at each end of a collapsed run
+BLANKS = "[·→⏎]+"  # marks of white space
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +145,7 @@ def _run_lines(row: Row, run: Run, speller: Speller, view: View, margin: int) ->
     for start, end, text in _wrap(speller.spell(ids), max(20, view.width - 13 - margin)):
         line = _margin(run.start + start, run, margin)
         line.append(text, style=_style(run))
+        line.highlight_regex(BLANKS, "dim")  # there, and faint: words read as words
         yield line
         blank = " " * (10 + margin)
         if view.ids:
