@@ -16,7 +16,7 @@ from tracemask.render.control import Control
 from tracemask.render.drift import cause_of_text, common_prefix, compare
 from tracemask.render.encode import Encoder, Mode, byte_to_character
 from tracemask.render.sample import Drift, Sample
-from tracemask.render.spoken import goes_on_after_a_stop, spoken
+from tracemask.render.spoken import goes_on_after_a_stop, opens_again, spoken
 from tracemask.render.stitch import Row, Stitcher
 from tracemask.render.stream import Base, Stream, joined, mark_ends, unexplained
 from tracemask.render.tokenizer import Tokenizer
@@ -123,6 +123,12 @@ class _Trace:
         if region.approximate:
             row.approximate = True
             what = "the generation prompt is not a prefix of the render: the sampled region is approximate"
+            row.findings.append(Finding("TM111", what, place))
+        elif (
+            turn.prompt_ids is None and turn.reply is not None and opens_again(self.tools.tokenizer, turn.reply, region)
+        ):
+            row.approximate = True
+            what = "the reply opens the reasoning block that its prompt leaves open: the engine had another prompt"
             row.findings.append(Finding("TM111", what, place))
         row.truncated = message.cut_short and not ended
         row.stop = message.sampled.finish_reason if message.sampled else message.finish_reason

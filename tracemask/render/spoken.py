@@ -8,11 +8,13 @@ from typing import NamedTuple
 import numpy as np
 
 from tracemask.core.vocab import Author, Part, Role
-from tracemask.render.parts import open_reasoning, reply_parts
+from tracemask.render.parts import REASONING_TAGS, open_reasoning, reply_parts
 from tracemask.render.stream import Reply
 from tracemask.render.tokenizer import Tokenizer
+from tracemask.render.turns import Region
 
 SPEAKERS = (Author.POLICY, Author.MODEL)
+HEAD = 64  # ids among which a leading opener stands
 
 
 class Spoken(NamedTuple):
@@ -52,6 +54,14 @@ def goes_on_after_a_stop(reply: Reply, stops: frozenset[int]) -> bool:
     """A stop of the speaker's is followed by more of its own ids."""
     own = np.isin(reply.author, SPEAKERS)
     return bool((np.isin(reply.ids[:-1], list(stops)) & own[:-1] & own[1:]).any())
+
+
+def opens_again(tokenizer: Tokenizer, reply: Reply, region: Region) -> bool:
+    """The ids begin with the opener of the block that the prompt leaves open."""
+    openers = tuple(opener.encode() for opener, closer in REASONING_TAGS if closer == region.opened)
+    table = tokenizer.id_table
+    head = b"".join(table[token] for token in reply.ids[:HEAD].tolist() if token < len(table))
+    return bool(openers) and head.lstrip().startswith(openers)
 
 
 def stretches(author: np.ndarray) -> Iterator[tuple[int, int]]:

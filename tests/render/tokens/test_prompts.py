@@ -104,3 +104,14 @@ def test_a_calls_ending_is_learned_by_the_manner_in_which_its_last_value_is_spel
         assert same(shared.render(loop(arguments)), alone)
     assert sampled_text(alone[0])[0].startswith("<tool_call>f")
     assert sampled_text(alone[0])[0].endswith("</tool_call>")
+
+
+def test_sampled_ids_that_open_the_block_again_say_that_their_prompt_was_another_one() -> None:
+    source = PREFILLS.replace("{{ m.content }}", "{{ m.content.replace('<think>', '<think >') }}")
+    ids = small().encode("<think>\nHm.\n</think>\n\nYes." + STOP)
+    (row,) = front(source).render(ask(THOUGHT, token_ids=ids))
+    assert row.approximate and [finding.code for finding in row.findings if finding.code != "TM208"] == ["TM111"]
+    assert "opens" in row.findings[0].message and row.token_ids[row.sampled].tolist() == ids
+    prompt = front(source).prompt_ids([{"role": "user", "content": "Well?"}])
+    (row,) = front(source).render(ask(THOUGHT, token_ids=ids, prompt_ids=prompt))
+    assert not row.approximate, "with its prompt there is nothing to guess"
