@@ -138,6 +138,17 @@ def test_log_probs_without_their_ids_are_kept_but_not_placed() -> None:
     assert message.extra == {"logprobs": [-0.5]}
 
 
+def test_tokens_of_log_probs_that_spell_their_ids_are_the_ids() -> None:
+    entries = [{"token": "token_id:7", "logprob": -0.5}, {"token": "token_id:9", "logprob": -0.25}]
+    reply = {"role": "assistant", "content": "a", "logprobs": {"content": entries}, "prompt_token_ids": [1]}
+    sampled = Trace.from_messages([reply]).messages[0].sampled
+    assert sampled is not None
+    assert (sampled.token_ids, sampled.logprobs, sampled.prompt_ids) == ([7, 9], [-0.5, -0.25], [1])
+    for word in ("a", "token_id:", "token_id:-1", "token_id:²", "token_id:1e3"):
+        changed = {**reply, "logprobs": {"content": [entries[0], {"token": word, "logprob": -1.0}]}}
+        assert Trace.from_messages([changed]).messages[0].sampled is None
+
+
 def test_unequal_lengths_are_an_error_that_states_both() -> None:
     with pytest.raises(TraceError, match=r"TM101 2 log-probs for 3 sampled token ids"):
         Trace.from_messages([{"role": "assistant", "token_ids": [1, 2, 3], "logprobs": [-1.0, -1.0]}])

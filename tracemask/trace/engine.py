@@ -7,9 +7,7 @@ from typing import Any, cast
 
 from tracemask.core.errors import TraceError
 from tracemask.trace.fields import Fields
-from tracemask.trace.sampled import logprobs_from
-
-_TOKEN_ID = "token_id:"  # how vLLM spells tokens under return_tokens_as_token_ids
+from tracemask.trace.sampled import logprobs_from, spelled_ids
 
 
 def reply_of(response: Mapping[str, Any], where: str = "response", *, choice: int | None = None) -> dict[str, Any]:
@@ -68,11 +66,7 @@ def _ids_and_logprobs(choice: Fields, beside: dict[str, Any]) -> tuple[Any, list
         return _pairs(pairs, choice.at("meta_info.output_token_logprobs"))
     content = _entries(choice)
     ids = choice.get("token_ids") if choice.get("token_ids") is not None else beside.get("token_ids")
-    if ids is None and content:
-        spelled = [entry.get("token") if isinstance(entry, dict) else None for entry in content]
-        if all(isinstance(token, str) and token[len(_TOKEN_ID) :].isdecimal() for token in spelled):
-            ids = [int(str(token).removeprefix(_TOKEN_ID)) for token in spelled if str(token).startswith(_TOKEN_ID)]
-            ids = ids if len(ids) == len(spelled) else None
+    ids = spelled_ids(content) if ids is None else ids
     if ids is None:
         return None, None
     if content is None:

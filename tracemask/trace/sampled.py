@@ -14,6 +14,7 @@ from tracemask.trace.model import Sampled
 
 ID_KEYS = ("token_ids", "completion_ids", "completion_token_ids", "output_ids", "output_token_ids")
 PROMPT_KEYS = ("prompt_ids", "prompt_token_ids")
+_TOKEN_ID = "token_id:"
 LOGPROB_KEYS = ("logprobs", "completion_logprobs", "output_logprobs")
 
 
@@ -28,8 +29,12 @@ def sampled_from_fields(fields: Fields, *, reason: str | None = None) -> Sampled
         return _whole(inner, fields.at("sampled"))
     key = next((name for name in ID_KEYS if fields.get(name) is not None), None)
     if key is None:
-        return None
-    token_ids = _ids(fields.take(key), fields.at(f"{key}"))
+        key, given = "logprobs", _spelled(fields.get("logprobs"))
+        if given is None:
+            return None
+    else:
+        given = fields.take(key)
+    token_ids = _ids(given, fields.at(f"{key}"))
     values: dict[str, Any] = {"token_ids": token_ids, "finish_reason": reason or fields.take_str("finish_reason")}
     for name in PROMPT_KEYS:
         if fields.get(name) is not None:
@@ -43,6 +48,24 @@ def sampled_from_fields(fields: Fields, *, reason: str | None = None) -> Sampled
     if values["finish_reason"] is None:
         values["finish_reason"] = fields.take_str("stop_reason")
     return build_sampled(values, fields.where)
+
+
+def spelled_ids(entries: Any) -> list[int] | None:
+    """The ids that the tokens of log-prob entries spell ("token_id:7": vLLM on request), where all do."""
+    found: list[int] = []
+    for entry in cast("list[Any]", entries) if isinstance(entries, list) else []:
+        token = cast("dict[str, Any]", entry).get("token") if isinstance(entry, dict) else None
+        if not isinstance(token, str) or not token.startswith(_TOKEN_ID):
+            return None
+        digits = token.removeprefix(_TOKEN_ID)
+        if not (digits.isascii() and digits.isdecimal() and len(digits) < 12):
+            return None
+        found.append(int(digits))
+    return found or None
+
+
+def _spelled(logprobs: Any) -> list[int] | None:
+    return spelled_ids(cast("dict[str, Any]", logprobs).get("content")) if isinstance(logprobs, dict) else None
 
 
 def _scalars(fields: Fields, values: dict[str, Any]) -> None:
