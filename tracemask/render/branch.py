@@ -21,7 +21,7 @@ from tracemask.render.reading import History, Reading, behind
 from tracemask.render.stability import Stability
 from tracemask.render.stream import Base, Pieces, Planned, Reply, build_bases, pieces_of
 from tracemask.render.tokenizer import Tokenizer
-from tracemask.render.turns import Region, Turns
+from tracemask.render.turns import Region, Turns, finding
 from tracemask.trace.model import Message, Sampled
 
 
@@ -150,6 +150,7 @@ class Planner:
         replies = {k: _reply(messages[k].sampled, speakers[k]) for k in reading.chosen}
         bases = {end: self._base(reading, end, replies) for end in ends}
         turns = [turn for k in reading.chosen if (turn := self._turn(reading, k, bases, replies)) is not None]
+        _report_unknown(reading)
         ids = self.control_text == "ids"
         modes = {
             k: Mode.IDS if ids else Mode.POLICY if speaker.author is Author.POLICY else Mode.CONTENT
@@ -240,6 +241,16 @@ class Planner:
             return b"".join([table[token] for token in reply.ids.tolist()]).decode()
         except UnicodeDecodeError:
             return None
+
+
+def _report_unknown(reading: Reading) -> None:
+    """TM103 for replies of which the log holds ids alone, where a later reply's context is read from the render."""
+    rendered = [k for k in reading.chosen if _prompt_ids(reading.messages[k].sampled) is None]
+    for k in reading.chosen:
+        message = reading.messages[k]
+        if message.sampled is not None and not message.blocks and max(rendered, default=-1) > k:
+            what = f"the log holds no text of message {k}, only ids: contexts of later replies lack it"
+            reading.findings.append(finding("TM103", what, reading.speakers[k].index, field="content"))
 
 
 def _prompt_ids(sampled: Sampled | None) -> np.ndarray | None:

@@ -1,4 +1,4 @@
-"""A whole rollout as one reply, and dumps of ids alone: what the environment wrote inside ends no turn of the policy."""
+"""A whole rollout as one reply, dumps of ids alone: what the environment wrote inside ends no turn of the policy."""
 
 from __future__ import annotations
 
@@ -84,3 +84,19 @@ def test_text_that_differs_from_the_ids_is_still_drift() -> None:
     (row,) = renderer().render(Trace.from_messages([ASK, empty]))
     assert row.drift, "an empty text is a text"
     assert np.isnan(row.logprob).all()
+
+
+def test_a_later_context_that_lacks_a_reply_of_which_the_log_holds_ids_alone_is_reported() -> None:
+    unknown = {"role": "assistant", "content": None, "token_ids": ids(FIRST)}
+    more = {"role": "user", "content": "More?"}
+    last = {"role": "assistant", "content": "Done.", "token_ids": ids("Done." + STOP)}
+    prompt = renderer().prompt_ids([ASK]) + ids(FIRST + "\n<|im_start|>user\nMore?<|im_end|>\n<|im_start|>assistant\n")
+
+    def lost(*messages: dict[str, Any]) -> list[int | None]:
+        rows = renderer().render(Trace.from_messages(messages))
+        return [finding.place.turn for row in rows for finding in row.findings if finding.code == "TM103"]
+
+    assert lost(ASK, unknown, more, last) == [1]
+    assert lost(ASK, unknown, more, {**last, "prompt_ids": prompt}) == []
+    assert lost(ASK, unknown) == []
+    assert lost(ASK, {**unknown, "content": "Look.", "reasoning_content": "Hm."}, more, last) == []
