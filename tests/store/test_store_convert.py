@@ -173,6 +173,54 @@ def test_a_number_that_no_shard_can_hold_costs_its_record_and_not_the_run(tmp_pa
     assert summary.traces == 2
 
 
+def test_who_opens_a_dataset_while_it_is_written_or_replaced_sees_all_of_it_or_an_error(tmp_path: Path) -> None:
+    import multiprocessing
+
+    out = tmp_path / "out"
+
+    def write(times: int) -> None:
+        for _ in range(times):
+            convert(str(ROLLOUTS), str(out), render=RENDER, rows_per_shard=3, force=True)
+
+    writer = multiprocessing.get_context("fork").Process(target=write, args=(4,))
+    seen: set[object] = set()
+    writer.start()
+    while writer.is_alive():
+        try:
+            found = open_dataset(out)
+            seen.add(len(found))
+            assert len([dict(row.scalars) for row in found]) == 48  # also when it is replaced while it is read
+        except TracemaskError as error:
+            seen.add(error.code)
+    writer.join()
+    assert writer.exitcode == 0
+    assert len(open_dataset(out)) == 48
+    assert seen <= {48, "TM901", "TM931", "TM508"}
+    assert {48, "TM508"} <= seen
+
+
+@pytest.mark.parametrize("source", ["-", "/dev/stdin", "/dev/fd/0"])
+def test_a_log_comes_through_a_pipe(undisturbed: Path, tmp_path: Path, source: str) -> None:
+    script = (
+        "import sys\nfrom tracemask.store.convert import RenderConfig, convert\n"
+        "convert(sys.argv[1], sys.argv[2], render=RenderConfig(sys.argv[3]))\n"
+    )
+    command = [sys.executable, "-c", script, source, str(tmp_path / "out"), str(TOKENIZER)]
+    environment = {**os.environ, "PYTHONPATH": str(HERE.parents[1])}
+    subprocess.run(command, input=ROLLOUTS.read_bytes(), env=environment, check=True, timeout=60)
+    found, expected = open_dataset(tmp_path / "out"), open_dataset(undisturbed)
+    assert [row["token_ids"].tolist() for row in found] == [row["token_ids"].tolist() for row in expected]
+    name = "stream-0.jsonl" if source == "/dev/fd/0" else "stdin.jsonl"
+    assert {one["path"] for one in found.scalars(["source"])["source"]} == {name}
+
+
+def test_an_output_without_a_name_is_not_the_current_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(TracemaskError, match="TM900 a folder without a name"):
+        convert(str(ROLLOUTS), "", render=RENDER)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_damaged_shard_is_made_again_and_only_that_one(undisturbed: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     shutil.copytree(undisturbed, out)

@@ -1,8 +1,10 @@
-"""Logs that lie in a bucket, copied beside the conversion while it runs. Knows no format."""
+"""Logs that lie in a bucket or come through a pipe, copied beside the conversion while it runs. Knows no format."""
 
 from __future__ import annotations
 
 import os
+import shutil
+import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,20 +19,45 @@ Paths = str | os.PathLike[str] | list[str | os.PathLike[str]]
 
 @contextmanager
 def local_copies(paths: Paths) -> Iterator[Paths]:
-    """`paths` with every fsspec URL (s3://…, memory://…) replaced by a local copy; what is local stays.
+    """`paths` with every fsspec URL (s3://…, memory://…) and every pipe replaced by a local copy; other files stay.
 
-    A URL names an object, or a prefix whose objects keep their place below it. UsageError TM901 where there is none.
+    A URL names an object, or a prefix whose objects keep their place below it. "-" is the standard input. A pipe is
+    read once, as JSON lines. UsageError TM901 where there is nothing at a URL.
     """
     given = paths if isinstance(paths, list) else [paths]
-    if not any("://" in os.fspath(path) for path in given):
+    if not any(_is_far(os.fspath(path)) for path in given):
         yield paths
         return
     with tempfile.TemporaryDirectory(prefix="tracemask-") as root:
-        yield [_copy(os.fspath(path), Path(root) / str(k)) if "://" in os.fspath(path) else path
+        yield [_copy(os.fspath(path), Path(root) / str(k)) if _is_far(os.fspath(path)) else path
                for k, path in enumerate(given)]  # fmt: skip
 
 
+def _is_far(path: str) -> bool:
+    if path == "-" or "://" in path:
+        return True
+    try:
+        return Path(path).is_fifo()
+    except OSError:  # a name that is too long, say: whoever reads it says so
+        return False
+
+
+def _drain(path: str, root: Path) -> str:
+    """The bytes of a pipe in a file whose name does not depend on the pipe's."""
+    target = root / (f"stream-{root.name}.jsonl" if path not in ("-", "/dev/stdin") else "stdin.jsonl")
+    root.mkdir()
+    with write_errors(path), target.open("wb") as out:
+        if path == "-":
+            shutil.copyfileobj(sys.stdin.buffer, out)
+        else:
+            with open(path, "rb") as source:
+                shutil.copyfileobj(source, out)
+    return str(target)
+
+
 def _copy(url: str, root: Path) -> str:
+    if "://" not in url:
+        return _drain(url, root)
     fs, path = file_system(url)
     with write_errors(url):
         found = fs.find(path)

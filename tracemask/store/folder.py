@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Protocol
 
+from tracemask.core.errors import UsageError
 from tracemask.store.blob import file_system
 from tracemask.store.sink import LocalSink, ObjectSink, Sink, write_errors
 
@@ -42,6 +43,8 @@ class Folder(Protocol):
 def open_folder(path: str | os.PathLike[str]) -> Folder:
     """The folder at `path`: a local path, or any fsspec URL (s3://bucket/key, memory://name)."""
     text = os.fspath(path)
+    if not text:
+        raise UsageError("TM900", what="a folder without a name", fix="name a folder, or . for this one")
     if "://" not in text:
         return LocalFolder(text)
     if text.startswith("file://"):
