@@ -270,7 +270,7 @@ def test_a_skipped_record_is_counted_with_place_and_reason(tmp_path: Path) -> No
 
 
 PICKY = (
-    "{% for m in messages %}{% if m['content'] == 'never' %}{{ raise_exception('not this one') }}{% endif %}"
+    "{% for m in messages %}{% if 'never' in m['content'] | string %}{{ raise_exception('not this one') }}{% endif %}"
     "<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
