@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -28,14 +27,6 @@ TRIED = (
     "hunyuan_v1_dense", "exaone4", "apertus", "gpt_neox",
 )  # fmt: skip
 _ROTARY = ("dynamic", "longrope")  # frequencies depend on the longest position of the batch
-
-
-@dataclass(frozen=True, slots=True)
-class HeadFacts:
-    """What lies between the last hidden state and the logits besides the head's matrix."""
-
-    scale: float = 1.0
-    softcap: float | None = None
 
 
 def text_config(config: Any) -> Any:
@@ -192,12 +183,12 @@ def use_attention(model: Any, attention: str) -> nn.Module:
     return model
 
 
-def head_facts(model: nn.Module) -> HeadFacts:
-    """Logit scale and soft-cap of the model's configuration (Cohere, Granite, Gemma)."""
+def head_facts(model: nn.Module) -> Logits:
+    """How the model makes logits of its head's products: scale and soft-cap (Cohere, Granite, Gemma)."""
     config = text_config(model.config)
     scale = float(getattr(config, "logit_scale", None) or 1.0)
     scale /= float(getattr(config, "logits_scaling", None) or 1.0)
-    return HeadFacts(scale, getattr(config, "final_logit_softcapping", None))
+    return Logits(scale, getattr(config, "final_logit_softcapping", None))
 
 
 def hidden_states(model: Any, ids_S: Tensor, position_S: Tensor, plan: Plan) -> Tensor:
@@ -273,9 +264,9 @@ def _own_logits(model: Any, rows: list[np.ndarray], device: torch.device) -> lis
 
 def _logits(model: Any, hidden: Tensor) -> Tensor:
     """Logits as the loss makes them."""
-    head, facts = model.get_output_embeddings(), head_facts(model)
+    head = model.get_output_embeddings()
     raw = nn.functional.linear(hidden.to(head.weight.dtype), head.weight, head.bias)
-    return Logits(facts.scale, facts.softcap).transform(raw)
+    return head_facts(model).transform(raw)
 
 
 def _laid(model: nn.Module, rows: list[np.ndarray], sharing: Sharing, device: torch.device) -> list[Tensor]:

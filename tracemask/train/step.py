@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from tracemask.loss.batch import Batch
 from tracemask.loss.engine import counts_after_rejection, from_hidden
 from tracemask.train.attention import Plan
-from tracemask.train.model import HeadFacts, head_facts, hidden_states
+from tracemask.train.model import head_facts, hidden_states
 
 # A component that weighs every target alike: how log-probs are read without a loss of the recipe's.
 _READ = SimpleNamespace(components={"read": SimpleNamespace(term="ce", coef=1.0, options=None, mismatch=None)})
@@ -50,7 +50,7 @@ class PolicyStep(nn.Module):
         self.recipe = recipe
         self.valid_vocab = valid_vocab
         self.autocast = autocast
-        self.facts: HeadFacts = head_facts(model)
+        self.logits = head_facts(model)
 
     def forward(
         self, work: Work, *, mode: Mode = Mode.LOSS, entropy: bool = False, counts: Mapping[str, float] | None = None
@@ -69,8 +69,8 @@ class PolicyStep(nn.Module):
         hidden, weight = hidden.to(compute), head.weight.to(compute)
         facts: dict[str, Any] = {
             "bias": None if head.bias is None else head.bias.to(compute),
-            "softcap": self.facts.softcap,
-            "logit_scale": self.facts.scale,
+            "softcap": self.logits.softcap,
+            "logit_scale": self.logits.scale,
             "valid_vocab": self.valid_vocab,
         }
         if mode is Mode.COUNT:
