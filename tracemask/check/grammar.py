@@ -60,12 +60,9 @@ def learn(lens: Lens, render: Render) -> Grammar | None:
         _message("user", _AGAIN),
         _message("assistant", _LAST),
     ]
-    text = render(conversation, False)
-    opened = render(conversation[:1], True)
-    plain = render(conversation[:1], False)
-    if text is None or opened is None or plain is None or not opened.startswith(plain):
+    text, generation = render(conversation, False), _generation(render, conversation[:1])
+    if text is None:
         return None
-    generation = opened[len(plain) :]
     between = _pieces(text, (_USER, _REPLY, _AGAIN, _LAST))
     if between is None or not generation:
         return None
@@ -94,6 +91,12 @@ def learn(lens: Lens, render: Render) -> Grammar | None:
         leading=tuple(lens.encode(tail[: empty_reasoning(tail, 0, len(tail))])),
         think=_think(lens),
     )
+
+
+def _generation(render: Render, messages: list[dict[str, Any]]) -> str:
+    """What the template writes when it asks for a reply; nothing where that cannot be told."""
+    opened, plain = render(messages, True), render(messages, False)
+    return opened[len(plain) :] if opened is not None and plain is not None and opened.startswith(plain) else ""
 
 
 def guess(lens: Lens) -> Grammar | None:

@@ -16,6 +16,7 @@ from tracemask.check.lens import Lens, Runs
 from tracemask.check.padding import hidden_by_attention, padding_of
 from tracemask.check.rule import Need
 from tracemask.check.turns import Turns, Votes, find_turns, infer_authors, matches, vote
+from tracemask.check.whole_mask import inverted, runs_on, shift_of
 from tracemask.core.vocab import Author, Role
 
 
@@ -199,29 +200,7 @@ class View:
     @cached_property
     def shift(self) -> np.ndarray:
         """shift[R] int8: how far a row's whole mask lies to the right of its turns; 0 where right or undecided."""
-        out = np.zeros(len(self.block.rows), dtype=np.int8)
-        if self.run.grammar is None or self.mask is None:
-            return out
-        votes = self.votes
-        inside = votes.inside
-        moved = inside & (votes.head == votes.tail) & (votes.head != 0)
-        settled = inside & ((votes.head == 0) | (votes.tail == 0))
-        counts = {d: np.bincount(votes.row[moved & (votes.head == d)], minlength=len(out)) for d in (-2, -1, 1, 2)}
-        right = np.bincount(votes.row[settled], minlength=len(out))
-        for d, count in counts.items():
-            out[(count > right) & (count > 0)] = d
-        common = self._consensus(counts)
-        if common:  # spans at a row's end abstain, unless the other rows have decided
-            alone = votes.touches & (votes.head == common)
-            rows = np.unique(votes.row[alone])
-            out[rows[(out[rows] == 0) & (right[rows] == 0)]] = common
-        return out
-
-    def _consensus(self, counts: dict[int, np.ndarray]) -> int:
-        votes = self.votes
-        decided = int(votes.inside.sum())
-        best = max(counts, key=lambda d: int(counts[d].sum()))
-        return best if decided >= 10 and counts[best].sum() >= 0.9 * decided else 0
+        return shift_of(self)
 
     @cached_property
     def upset(self) -> np.ndarray:
@@ -231,37 +210,12 @@ class View:
     @cached_property
     def inverted(self) -> np.ndarray:
         """inverted[R] bool: nine tenths of the others' tokens are trained and at most a tenth of the policy's."""
-        rows = len(self.block.rows)
-        out = np.zeros(rows, dtype=bool)
-        if self.author is None or self.mask is None:
-            return out
-        mine = self.policy & ~self.padding
-        others = ~self.policy & self.known & ~self.padding
-        count = lambda flags: np.bincount(self.block.row_of[flags], minlength=rows)  # noqa: E731
-        total, other = count(mine), count(others)
-        return (
-            (total >= 4)
-            & (other >= 4)
-            & (count(self.trained & others) >= 0.9 * other)
-            & (count(self.trained & mine) <= 0.1 * total)
-        )
+        return inverted(self)
 
     @cached_property
     def runs_on(self) -> np.ndarray:
-        """runs_on[R] bool: the last trained span reaches the row's end across another speaker's turn."""
-        rows = len(self.block.rows)
-        out = np.zeros(rows, dtype=bool)
-        if self.author is None or self.mask is None or not len(self.block):
-            return out
-        start, end = self.block.spans(self.mask, self.edges)
-        if not len(start):
-            return out
-        foreign = np.concatenate([[0], np.cumsum(~self.policy & ~self.padding & (self.author != Author.RENDERER))])
-        mine = np.concatenate([[0], np.cumsum(self.policy)])
-        crosses = self.ends_text(end) & (foreign[end] - foreign[start] >= 1) & (mine[end] - mine[start] >= 1)
-        crosses &= (self.policy | self.leading)[start] & ~np.isin(start, self.edges)
-        out[self.block.row_of[start[crosses]]] = True
-        return out & ~self.inverted
+        """runs_on[R] bool: the last trained span reaches the end of its text across another speaker's turn."""
+        return runs_on(self) & ~self.inverted
 
     def ends_text(self, places: np.ndarray) -> np.ndarray:
         """bool per place: a row or a document ends there, or its padding begins."""
