@@ -75,7 +75,11 @@ def hugging_face(rows: list, folder: Path) -> Any:
 
 
 def mosaic(rows: list, folder: Path) -> Any:
-    """The rows as a MosaicML streaming folder (raw bytes a column), opened again."""
+    """The rows as a MosaicML streaming folder (raw bytes a column), opened again.
+
+    The package imports torchvision; where no build of it fits a CPU torch, empty stand-ins of the image classes that it
+    names will do: nothing of them is used here.
+    """
     from streaming import LocalDataset, MDSWriter
 
     columns = {"token_ids": "ndarray:int32", "sampled": "ndarray:uint8", "logprob": "ndarray:float32"}
