@@ -77,13 +77,17 @@ def test_a_disk_that_fails_in_a_thread_is_said_and_leaves_nothing(
 
 
 def test_no_thread_outlives_its_sink(tmp_path: Path) -> None:
-    before = threading.active_count()
+    def behind() -> int:
+        return sum(thread.name == "tracemask-behind" for thread in threading.enumerate())
+
+    assert behind() == 0
     for end in ("commit", "abort"):
         sink = LocalSink(tmp_path, "x")
         for _ in range(20):
             sink.write(bytes(1 << 20))
+        assert behind() >= 2
         getattr(sink, end)()
-        assert threading.active_count() == before
+        assert behind() == 0
 
 
 def test_work_behind_keeps_its_order_and_its_bound() -> None:

@@ -20,7 +20,7 @@ class Behind:
         self._settled = threading.Condition()
         self._given = self._done = 0  # bytes
         self._error: BaseException | None = None
-        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread = threading.Thread(target=self._run, name="tracemask-behind", daemon=True)
         self._thread.start()
 
     def _run(self) -> None:
