@@ -194,6 +194,26 @@ def test_a_generation_prompt_that_is_no_prefix_is_noted(tokenizer):
     assert {f.code for f in report.findings} == {"TM111"}
 
 
+def test_arguments_that_were_passed_otherwise_are_noted(tokenizer):
+    template = (
+        "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}"
+        "{% for c in m.tool_calls or [] %}{{ c.function.name }}"
+        "{% for k, v in c.function.arguments|items %}{{ k }}={{ v }}{% endfor %}{% endfor %}<|im_end|>\n{% endfor %}"
+        "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    )
+    messages = [USER, call('{"ship": "Alba"}'), RESULT, ANSWER]
+    report = check_dataset(
+        rendered(Renderer(tokenizer, template=template), messages),
+        tokenizer=tokenizer,
+        settings=Settings(select=("TM115",)),
+    )
+    (found,) = report.findings
+    assert (found.code, found.place.turn) == ("TM115", 1) and "tool-call arguments" in found.message
+    given = [USER, call({"ship": "Alba"}), RESULT, ANSWER]
+    rows = rendered(Renderer(tokenizer, template=template), given)
+    assert not check_dataset(rows, tokenizer=tokenizer, settings=Settings(select=("TM115",))).findings
+
+
 def test_breaches_that_convert_noted_are_told_from_shards(tokenizer):
     rows = rendered(Renderer(tokenizer), GOOD)
     note = {"code": "TM105", "message": "answers no earlier call", "place": {"turn": 2}}

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import numpy as np
 
 from tracemask.core.errors import RenderError, TracemaskError, UsageError
-from tracemask.core.finding import Finding
+from tracemask.core.finding import Finding, Place
 from tracemask.core.fingerprint import fingerprint
 from tracemask.core.vocab import Origin
 from tracemask.render.branch import BranchPlan, Planner, build
@@ -128,6 +128,7 @@ class Renderer:
                 plans.append(self._planner.plan(conversation, branch, speakers))
                 if trace.tools and not _has_tools(plans[-1]):
                     plans[-1].findings.append(Finding("TM112", "the template ignores the declared tools"))
+                plans[-1].findings += _passed_otherwise(plans[-1])
         except TracemaskError as error:
             place = f"trace {trace.id}" + (f": {error.where}" if error.where else "")
             raise type(error)(error.code, where=place, what=error.what, fix=error.fix) from None
@@ -217,6 +218,19 @@ class Renderer:
 
 def _has_tools(plan: BranchPlan) -> bool:
     return any(span.origin is Origin.TOOLS for base in plan.bases.values() for span in base.layout.rendered.spans)
+
+
+def _passed_otherwise(plan: BranchPlan) -> list[Finding]:
+    """TM115 for the messages whose content or arguments the template did not take as the log has them."""
+    renders = [base.layout.rendered for base in plan.bases.values()]
+    found: list[Finding] = []
+    for note, what in (("other_content", "content"), ("other_arguments", "tool-call arguments")):
+        messages = sorted({index for rendered in renders for index in getattr(rendered, note)})
+        if messages:
+            say = f"the template fails on the {what} as the log has them: they were passed in their other form"
+            place = Place(turn=plan.speakers[messages[0]].index)
+            found.append(Finding("TM115", say, place, data={"count": len(messages), "what": what}))
+    return found
 
 
 def _history(name: str) -> History:

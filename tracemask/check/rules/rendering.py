@@ -70,6 +70,25 @@ def tools_ignored(view: View) -> Iterator[Finding]:
     return recorded(view, "TM112", cause="the template")
 
 
+@rule("TM115", "passed-otherwise", INFO, needs=RENDERED)
+def passed_otherwise(view: View) -> Iterator[Finding]:
+    """Content or tool-call arguments reached the template in another form than the log has.
+
+    **What it does.** Names the first message of a branch whose arguments were parsed from their string, or spelled as
+    JSON, or whose text was passed as a content part, because the template fails on what the log has.
+
+    **Why it matters.** Inference servers do the same, so the context is most likely what the policy saw; but how an
+    object is spelled as JSON is the renderer's choice.
+
+    **Example.** An OpenAI log, whose arguments are strings, on Qwen3.5's template, which iterates over an object.
+
+    **How to fix.** Nothing is wrong. Log sampled ids and prompt ids to be sure of every token.
+
+    **Limits.** Absent content that was passed as the empty string is not noted.
+    """
+    return recorded(view, "TM115", cause="the template")
+
+
 @rule("TM108", "position-dependent-render", WARNING, needs=RENDERED)
 def position_dependent(view: View) -> Iterator[Finding]:
     """The template prints a text-only reply differently once later messages follow.
