@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -20,7 +20,6 @@ def command(
     title: Annotated[str | None, typer.Option(help="Title; default the dataset's name.")] = None,
 ) -> None:
     """Write a self-contained HTML page: tokens by author, weights under each normalizer, findings. Works offline."""
-    from dataclasses import replace
     from pathlib import Path
 
     from tracemask.report.html import page
@@ -31,25 +30,11 @@ def command(
 
     data, loaded = open_with_tokenizer(dataset, tokenizer=tokenizer, columns=columns)
     weigh = weigher(recipe, data, loaded)
-    findings, names, found = [], {}, {}
-    if check:
-        from tracemask.check.runner import check_dataset
-
-        result = check_dataset(data, tokenizer=loaded)
-        findings = [replace(finding, severity=group.severity) for group in result.groups for finding in group.examples]
-        names = {group.rule.code: group.rule.name for group in result.groups}
-        found = {(group.rule.code, group.cause or ""): (group.findings, group.rows) for group in result.groups}
+    told = _findings(data, loaded) if check else {}
     view = Page(
-        title=title or Path(dataset).resolve().name,
-        tokenizer=loaded,
-        weigh=weigh,
-        scales=scales(data, weigh),
-        findings=findings,
-        checked=check,
-        rule_names=names,
-        found=found,
-        most_rows=rows,
-    )
+        title=title or Path(dataset).resolve().name, tokenizer=loaded, weigh=weigh, scales=scales(data, weigh),
+        checked=check, most_rows=rows, **told,
+    )  # fmt: skip
     with progress("report", total=len(data), unit="rows") as advance:
 
         def counted():
@@ -60,4 +45,19 @@ def command(
         facts = [f"{len(data)} rows", f"recipe {recipe}" if recipe else "weights as stored"]
         html = page(view.data(counted(), facts=facts))
     write_text(out, html)
-    console().print(f"{out}: {len(html.encode()):,} bytes, {len(data)} rows, {len(findings)} findings")
+    count = len(told.get("findings", ()))
+    console().print(f"{out}: {len(html.encode()):,} bytes, {len(data)} rows, {count} findings")
+
+
+def _findings(data: Any, tokenizer: Any) -> dict[str, Any]:
+    """What the page shows of a check: findings with their severity, names of rules, how many of each cause."""
+    from dataclasses import replace
+
+    from tracemask.check.runner import check_dataset
+
+    groups = check_dataset(data, tokenizer=tokenizer).groups
+    return {
+        "findings": [replace(finding, severity=group.severity) for group in groups for finding in group.examples],
+        "rule_names": {group.rule.code: group.rule.name for group in groups},
+        "found": {(group.rule.code, group.cause or ""): (group.findings, group.rows) for group in groups},
+    }
