@@ -167,13 +167,19 @@ def _visible(text: str) -> int:
 
 def _call_lost(shown: Mapping[tuple[str | int, ...], int], index: int, call: Mapping[str, Any]) -> bool:
     """Fewer characters of a call's name or of its arguments are there than any faithful spelling has."""
-    function = call.get("function")
-    at = (index,) if function is None else (index, "function")
-    whole = sum(shown.get(at[:depth], 0) for depth in range(len(at) + 1))
-    inner = call if function is None else function
-    have_name = whole + shown.get((*at, "name"), 0)
-    have = whole + sum(count for path, count in shown.items() if path[: len(at) + 1] == (*at, "arguments"))
-    return have_name < len(inner.get("name") or "") or have < _least(inner.get("arguments"))
+    get, function = shown.get, call.get("function")
+    whole = get((), 0) + get((index,), 0)
+    if function is None:
+        function, name = call, get((index, "name"), 0)
+        have = sum(count for path, count in shown.items() if path[:2] == (index, "arguments"))
+    else:
+        whole += get((index, "function"), 0)
+        name, have = get((index, "function", "name"), 0), get((index, "function", "arguments"), 0)
+    arguments = function.get("arguments")
+    if whole + name < len(function.get("name") or ""):
+        return True
+    have += whole
+    return not (isinstance(arguments, str) and have >= len(arguments)) and have < _least(arguments)
 
 
 def _least(value: Any) -> int:

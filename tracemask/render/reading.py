@@ -42,6 +42,7 @@ class Reading:
     history: History
     findings: list[Finding] = field(default_factory=list)
     chosen: dict[int, int] = field(default_factory=dict)
+    _losses: dict[tuple[int, int], list[Origin]] = field(default_factory=dict)
     _regions: dict[tuple[int, int], Region | None] = field(default_factory=dict)
     _settled: dict[int, int] = field(default_factory=dict)  # render → messages before it stand as the policy read them
 
@@ -82,8 +83,11 @@ class Reading:
         return own if better else full
 
     def _lost(self, end: int, k: int) -> list[Origin]:
-        layout = self.conversation.layout(end)
-        return missing_fields(layout, k, self.conversation.chat[k])
+        lost = self._losses.get((end, k))
+        if lost is None:
+            lost = missing_fields(self.conversation.layout(end), k, self.conversation.chat[k])
+            self._losses[end, k] = lost
+        return lost
 
     def _gone(self, end: int, k: int) -> list[Origin]:
         """What reply k lost since it was sampled: fields that the template never prints were in nobody's eyes."""
