@@ -90,6 +90,33 @@ def test_no_thread_outlives_its_sink(tmp_path: Path) -> None:
         assert behind() == 0
 
 
+@pytest.mark.parametrize("end", ["commit", "abort"])
+def test_a_sync_that_begins_at_the_end_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: str) -> None:
+    """The system tells a failed sync once: who begins one must hear it, however late it began."""
+    real_write, real_sync = LocalSink._write, os.fsync
+
+    def slow(self: LocalSink, view: memoryview) -> None:
+        time.sleep(0.01)
+        real_write(self, view)
+
+    def fail_beside(handle: int) -> None:
+        if threading.current_thread() is not threading.main_thread():
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        real_sync(handle)
+
+    monkeypatch.setattr(LocalSink, "_write", slow)
+    monkeypatch.setattr(os, "fsync", fail_beside)
+    sink = LocalSink(tmp_path, "x")
+    for _ in range(16):
+        sink.write(bytes(1 << 20))
+    if end == "commit":
+        with pytest.raises(StoreError, match="TM932 Input/output error"):
+            sink.commit()
+    sink.abort()
+    assert list(tmp_path.iterdir()) == []
+    assert not any(thread.name == "tracemask-behind" for thread in threading.enumerate())
+
+
 def test_work_behind_keeps_its_order_and_its_bound() -> None:
     seen: list[bytes] = []
     waiting = threading.Event()

@@ -134,9 +134,9 @@ class LocalSink:
                 self._write(memoryview(self._small))
             else:
                 self._give_small()
-            for stage in (self._writing, self._syncing):
-                if stage is not None:
-                    stage.settle()
+                self._writing.settle()
+            if self._syncing is not None:  # begun by the writing: looked for when that is done
+                self._syncing.settle()  # the system tells an error of a sync once, and not to the next
             os.fsync(self._file.fileno())
             if self._hashing is not None:
                 self._hashing.settle()
@@ -147,9 +147,11 @@ class LocalSink:
         return self.size, self._hash.hexdigest()
 
     def _end(self, *, drop: bool = False) -> None:
-        for stage in (self._writing, self._hashing, self._syncing):  # only the writing gives to the syncing
+        for stage in (self._writing, self._hashing):
             if stage is not None:
                 stage.close(drop=drop)
+        if self._syncing is not None:  # begun by the writing: looked for when that has ended
+            self._syncing.close(drop=drop)
         self._writing = self._hashing = self._syncing = None
 
     def abort(self) -> None:
