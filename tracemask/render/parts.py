@@ -36,13 +36,12 @@ _CLOSER: dict[str, str | None] = dict((*REASONING_TAGS, *CALL_TAGS))
 _PART = {opener: Part.REASONING for opener, _ in REASONING_TAGS} | {opener: Part.TOOL_CALL for opener, _ in CALL_TAGS}
 _HEADER = "<|start|>assistant"
 _RECIPIENT = r" to=[^\s<]+ ?<\|channel\|>commentary"
-_OPENER = re.compile(
-    f"(?:{re.escape(_HEADER)})?(?:"
-    + "|".join([_RECIPIENT, *(re.escape(tag) for tag in sorted(_PART, key=len, reverse=True) if "<|channel|>" in tag)])
-    + ")|"
-    + "|".join(re.escape(tag) for tag in sorted(_PART, key=len, reverse=True))
-)
-"""A harmony block begins with its own header; a call may name its recipient before its channel."""
+_TAGS = "|".join(re.escape(tag) for tag in sorted(_PART, key=len, reverse=True))
+_CHANNEL = "<|channel|>"
+_CHANNELS = "|".join(re.escape(tag) for tag in sorted(_PART, key=len, reverse=True) if _CHANNEL in tag)
+_OPENER = re.compile(_TAGS)
+_HARMONY_OPENER = re.compile(f"(?:{re.escape(_HEADER)})?(?:{_RECIPIENT}|{_CHANNELS})|{_TAGS}")
+"""A harmony block begins with its own header; a call may name its recipient before its channel. Slow to search for."""
 _EMPTY = re.compile(
     r"\s*(?:" + "|".join(re.escape(a) + r"\s*" + re.escape(b) for a, b in REASONING_TAGS[:-2]) + r")\s*"
 )
@@ -75,7 +74,8 @@ def reply_parts(text: str, *, opened: str | None = None) -> tuple[list[int], lis
             return [0], [Part.REASONING]
         at = close + len(opened)
         starts, parts = [0, at], [Part.REASONING, Part.CONTENT]
-    while (match := _OPENER.search(text, at)) is not None:
+    opening = _HARMONY_OPENER if _CHANNEL in text else _OPENER
+    while (match := opening.search(text, at)) is not None:
         opener = match[0].removeprefix(_HEADER)
         closer = _CLOSER.get(opener)
         close = text.find(closer, match.end()) if closer else -1
