@@ -207,11 +207,10 @@ def _without_lone_closer(text: str) -> str:
 
 
 def _without_calls(text: str) -> str:
+    """The text without what stands between call tags: a context has several calls, and names the tags in its tools."""
     for opener, closer in CALL_TAGS:
-        if opener in text:
-            head, _, rest = text.partition(opener)
-            tail = rest.partition(closer)[2] if closer else ""
-            text = head + tail
+        kept, *blocks = text.split(opener)
+        text = kept + "".join(block.partition(closer)[2] if closer else "" for block in blocks)
     return text
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from tracemask.core.vocab import Origin
 from tracemask.render.control import Control, Mark
+from tracemask.render.manner import object_of
 from tracemask.render.parts import REASONING_TAGS
 from tracemask.render.text import RenderedText
 
@@ -179,7 +180,13 @@ def _call_lost(shown: Mapping[tuple[str | int, ...], int], index: int, call: Map
     if whole + name < len(function.get("name") or ""):
         return True
     have += whole
-    return not (isinstance(arguments, str) and have >= len(arguments)) and have < _least(arguments)
+    return not (isinstance(arguments, str) and have >= len(arguments)) and have < _least(_parsed(arguments))
+
+
+def _parsed(arguments: Any) -> Any:
+    """The object that a string of arguments spells, which some templates print instead; else `arguments`."""
+    value = object_of(arguments) if isinstance(arguments, str) else None
+    return arguments if value is None else value
 
 
 def _least(value: Any) -> int:

@@ -126,7 +126,7 @@ _CONTENT: dict[Content, Callable[[Any, Any], Any]] = {Content.PARTS: _in_parts, 
 def _other_arguments(messages: Sequence[Message]) -> list[Arguments]:
     values = [_arguments(call) for message in messages for call in message.get("tool_calls") or ()]
     forms: list[Arguments] = []
-    if any(isinstance(value, str) and _object(value) is not None for value in values):
+    if any(isinstance(value, str) and object_of(value) is not None for value in values):
         forms.append(Arguments.PARSED)
     if any(isinstance(value, Mapping) for value in values):
         forms.append(Arguments.SPELLED)
@@ -141,7 +141,7 @@ def _arguments(call: Any) -> Any:
 def _with_arguments(call: Any, form: Arguments) -> Any:
     value = _arguments(call)
     if form is Arguments.PARSED:
-        other = _object(value) if isinstance(value, str) else None
+        other = object_of(value) if isinstance(value, str) else None
     else:
         other = json.dumps(value, ensure_ascii=False) if isinstance(value, Mapping) else None
     if other is None:
@@ -151,7 +151,7 @@ def _with_arguments(call: Any, form: Arguments) -> Any:
     return {**call, "arguments": other}
 
 
-def _object(text: str) -> dict[str, Any] | None:
+def object_of(text: str) -> dict[str, Any] | None:
     """The JSON object that a string spells, or None."""
     try:
         value = json.loads(text)

@@ -39,6 +39,12 @@ def test_spaces_inside_a_call_are_a_reserialization() -> None:
     assert cause_of_text(CALL % '{"a":1}', CALL % '{"a": 1}') == "json_reserialize"
 
 
+def test_a_call_spelled_anew_is_found_in_a_context_that_names_the_tags_and_has_calls_before() -> None:
+    context = "Write <tool_call></tool_call>.\n" + CALL % '{"a": 0}' + "\nand\n" + CALL
+    assert cause_of_text(context % '{"a":1}', context % '{"a": 1}') == "json_reserialize"
+    assert cause_of_text(context % '{"a": 1}' + " \n", context % '{"a": 1}') == "whitespace_trim"
+
+
 def test_another_split_of_the_same_bytes_is_bpe_split() -> None:
     text = "harbour"
     pieces = [token for character in text for token in small().encode(character)]

@@ -53,3 +53,14 @@ def test_a_call_that_is_spelled_in_full_is_not_called_lost(spelling: str, argume
 @pytest.mark.parametrize("spelling", DROPS.values(), ids=DROPS)
 def test_a_call_or_part_of_one_that_is_dropped_is_named(spelling: str) -> None:
     assert codes(spelling, {"key": "a value of some length"}, {"other": "value"}, name="search") == ["TM103"]
+
+
+@pytest.mark.parametrize("arguments", ['{"q":"the sum"}', '{"q": "x", "k": [1, {"deep": "y"}]}', '{"a b": null}', "{}"])
+def test_a_string_that_was_parsed_for_the_template_is_not_called_lost(arguments: str) -> None:
+    iterates = "{{ c.function.name }}{% for k, v in c.function.arguments|items %}<{{ k }}>{{ v }}{% endfor %}"
+    assert codes(iterates, arguments) == ["TM115"]
+
+
+def test_a_value_dropped_from_a_string_that_was_parsed_is_named() -> None:
+    keys = "{{ c.function.name }}{% for k, v in c.function.arguments|items %}<{{ k }}>{% endfor %}"
+    assert set(codes(keys, '{"q": "the sum of the first ten"}')) == {"TM103", "TM115"}
