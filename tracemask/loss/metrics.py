@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from tracemask.loss.kl import k3
+from tracemask.loss.numerics import EXPONENT_CAP
 from tracemask.loss.terms import TermResult
 
 DRIFT_EDGES = (-0.5, -0.2, -0.1, -0.05, -0.01, 0.01, 0.05, 0.1, 0.2, 0.5)  # of p − q, current minus sampler
@@ -77,7 +78,7 @@ def tally_distance(tally: Tally, name: str, lp: Tensor, other: Tensor, keep: Ten
     gap = torch.where(keep, lp - torch.where(keep, other, 0), 0)
     tally.add(f"{name}/k1", gap, keep)
     tally.add(f"{name}/k2", gap * gap / 2, keep)
-    tally.add(f"{name}/k3", k3(gap, 20.0).value, keep)
+    tally.add(f"{name}/k3", k3(gap, EXPONENT_CAP).value, keep)
     moved = torch.where(keep, torch.exp(lp) - torch.exp(torch.where(keep, other, 0)), 0)
     below = (moved[:, None] < torch.tensor(DRIFT_EDGES, dtype=moved.dtype, device=moved.device)) & keep[:, None]
     for edge, count in zip(DRIFT_EDGES, below.sum(0)):
@@ -101,23 +102,3 @@ def means(pairs: Mapping[str, tuple[float, float]]) -> dict[str, float]:
         component, square = name.rpartition("/")[0], out[name]
         out[f"{component}/effective_sample"] = out[f"{component}/ratio"] ** 2 / square if square else float("nan")
     return out
-
-
-def moved_quantile(pairs: Mapping[str, tuple[float, float]], name: str, share: float) -> float:
-    """Upper bound, from the histogram, of the `share` quantile of p − q against "sampler", "old" or "ref"; +inf above
-    the last edge, NaN where nothing was counted.
-    """
-    for edge in DRIFT_EDGES:
-        below, count = pairs[f"{name}/moved_below_{edge:g}"]
-        if not count:
-            return float("nan")
-        if below >= share * count:
-            return edge
-    return float("inf")
-
-
-def rollout_totals(weights: Tensor, denominator: Tensor, rollout: Tensor, rollouts: int) -> Tensor:
-    """Σ |weight| / denominator of each rollout [rollouts]: how hard its length alone makes it push (length bias)."""
-    keep = weights != 0
-    share = torch.where(keep, weights.abs().double() / torch.where(keep, denominator, 1).double(), 0)
-    return torch.zeros(rollouts, dtype=torch.float64, device=weights.device).index_add_(0, rollout, share)
