@@ -436,3 +436,29 @@ def test_the_weight_gradient_of_bf16_is_accumulated_in_float32() -> None:
     out = loss.from_hidden(recipe(rl=rl()), hidden, weight, batch, chunk=16)
     (moved,) = torch.autograd.grad(out.total, weight)
     assert moved[0, 0].item() == pytest.approx(-slots * 7 / 8, rel=1e-2)
+
+
+@pytest.mark.parametrize("how", [{"valid_vocab": 0}, {"softcap": 0.0}, {"softcap": -1.0}], ids=str)
+def test_a_vocabulary_of_nothing_and_a_soft_cap_that_is_no_cap_are_refused_by_every_path(how: dict[str, float]) -> None:
+    hidden, weight, _ = tensors()
+    batch = random_batch(16, components=NAMES)
+    for call in (
+        lambda: loss.from_hidden(TOKEN, hidden, weight, batch, **how),  # type: ignore[arg-type]
+        lambda: loss.head_logprobs(hidden, weight, batch, **how),  # type: ignore[arg-type]
+    ):
+        with pytest.raises(LossError, match=f"TM950 {next(iter(how))}"):
+            call()
+
+
+def test_the_plain_head_refuses_what_the_fused_one_refuses() -> None:
+    hidden, weight, _ = tensors()
+    batch = random_batch(16, components=NAMES)
+    with pytest.raises(LossError, match=r"TM950 hidden \(2, 40, 16\) and head"):
+        loss.head_logprobs(torch.stack([hidden, hidden]), weight, batch)
+    with pytest.raises(LossError, match="TM950 39 hidden states for 40 slots"):
+        loss.head_logprobs(hidden[1:], weight, batch)
+
+
+def test_a_batch_without_an_array_that_it_needs_is_refused_by_name() -> None:
+    with pytest.raises(LossError, match="TM950 the batch lacks .*'parent_slot'.*'target_id'"):
+        Batch.from_numpy(input_ids=np.zeros(S), weights={}, denominator={}, row=[], index_in_row=[])

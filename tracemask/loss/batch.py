@@ -33,6 +33,9 @@ _INTEGERS = {
 }
 
 
+_NEEDED = {"input_ids", "target_id", "parent_slot", "row", "index_in_row", "weights", "denominator"}
+
+
 @dataclass(frozen=True)
 class VocabularyRows:
     """The distinct rows of logits that N targets need: one per parent slot and temperature, each with its targets.
@@ -156,10 +159,14 @@ class Batch(Targets):
         floats `dtype`, integers int64.
 
         `rollout` defaults to `row`; ids may be any integers and are made dense here. `select` defaults to none.
-        Raises LossError TM950 for lengths that do not fit and TM604 for a target without a parent.
+        `tokens` defaults to the slots. Raises LossError TM950 for an array that is missing, unknown or of a length that
+        does not fit, TM604 for a target without a parent.
         """
-        names = tuple(arrays.pop("names", ()) or ())
-        tokens = int(arrays.pop("tokens", 0) or len(arrays["input_ids"]))
+        lacking = sorted(_NEEDED - set(arrays))
+        if lacking:
+            raise LossError("TM950", what=f"the batch lacks {lacking}", fix="every target needs them")
+        names = tuple(arrays.pop("names", None) or ())
+        tokens = arrays.pop("tokens", None)
         known = {f.name for f in fields(cls)} - {"rollouts", "rows"}
         if set(arrays) - known:
             raise LossError(
@@ -174,7 +181,10 @@ class Batch(Targets):
         )
         values = {name: _tensor(name, value, dtype) for name, value in arrays.items()}
         values["rollout"] = torch.from_numpy(dense.reshape(-1).astype(np.int64))
-        return cls(**values, rollouts=len(unique), names=names, tokens=tokens, rows=rows)
+        slots = len(arrays["input_ids"])
+        return cls(
+            **values, rollouts=len(unique), names=names, tokens=slots if tokens is None else int(tokens), rows=rows
+        )
 
     def to(self, device: Any) -> Batch:
         """The same batch on `device`."""

@@ -8,16 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from tracemask.core.errors import LossError
 from tracemask.core.registry import Table
 from tracemask.loss.batch import Batch, VocabularyRows
 from tracemask.loss.components import components_of
-from tracemask.loss.lm_head.spec import Logits
+from tracemask.loss.layout import misfit
+from tracemask.loss.lm_head.spec import Logits, aligned
 from tracemask.loss.objective import Objective
 from tracemask.loss.output import LossOutput
 
@@ -111,10 +111,8 @@ class _Call:
         entropy: bool,
         logits: Logits,
     ) -> _Call:
-        hidden, weight = _aligned(hidden, weight, batch)
-        vocab = logits.vocab or weight.shape[0]
-        if not 0 < vocab <= weight.shape[0]:
-            _misfit(f"valid_vocab {vocab} for a head of {weight.shape[0]} rows", "at most the head's rows")
+        hidden, weight = aligned(hidden, weight, batch.input_ids.shape[0])
+        vocab = logits.width(weight)
         rows = batch.vocabulary_rows()
         targets = batch if rows.order is None else batch.take(rows.order)
         target = batch.target_id if rows.order is None else batch.target_id[rows.order]
@@ -129,9 +127,9 @@ class _Call:
         from tracemask.loss.lm_head.chunked import FusedHead, Head
 
         if bias is not None and (bias.shape != self.weight.shape[:1] or bias.dtype != self.weight.dtype):
-            _misfit(f"bias is {bias.dtype} {tuple(bias.shape)}", f"give {self.weight.dtype} [{self.weight.shape[0]}]")
+            misfit(f"bias is {bias.dtype} {tuple(bias.shape)}", f"give {self.weight.dtype} [{self.weight.shape[0]}]")
         if isinstance(chunk, int) and chunk < 1:
-            _misfit(f"chunk {chunk}", 'rows of logits at a time, at least 1, or "auto"')
+            misfit(f"chunk {chunk}", 'rows of logits at a time, at least 1, or "auto"')
         name = ("triton" if self.hidden.is_cuda else "chunked") if head == "auto" else head
         if name == "reference":
             total, lp, full = _by_autograd(
@@ -159,32 +157,6 @@ def _by_autograd(
     return Surrogate.apply(lp, full, objective), lp.detach(), full.detach()
 
 
-def _aligned(hidden: Tensor, weight: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
-    hidden = hidden[0] if hidden.dim() == 3 and hidden.shape[0] == 1 else hidden
-    weight = _whole(weight)
-    if hidden.dim() != 2 or weight.dim() != 2 or hidden.shape[1] != weight.shape[1]:
-        _misfit(f"hidden {tuple(hidden.shape)} and head {tuple(weight.shape)} do not fit", "give [S, H] and [V, H]")
-    if hidden.shape[0] != batch.input_ids.shape[0]:
-        _misfit(f"{hidden.shape[0]} hidden states for {batch.input_ids.shape[0]} slots", "one per slot")
-    if hidden.dtype != weight.dtype:
-        _misfit(f"hidden is {hidden.dtype}, the head {weight.dtype}", "cast one, e.g. weight.to(hidden.dtype)")
-    return hidden, weight
-
-
-def _misfit(what: str, fix: str) -> NoReturn:
-    raise LossError("TM950", what=what, fix=fix)
-
-
 def _outside(token: int, vocab: int) -> str:
     """Why a target's log-prob is NaN, as far as its id tells."""
     return "" if 0 <= token < vocab else f" (token id {token} is outside the head's {vocab})"
-
-
-def _whole(weight: Tensor) -> Tensor:
-    """A DTensor's full weight, whose gradient goes back as the sum over ranks; a plain tensor as it is."""
-    if type(weight) is Tensor or not hasattr(weight, "full_tensor"):
-        return weight
-    from torch.distributed.tensor import DTensor, Partial
-
-    assert isinstance(weight, DTensor)
-    return weight.full_tensor(grad_placements=[Partial()] * weight.device_mesh.ndim)

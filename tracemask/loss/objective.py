@@ -22,7 +22,7 @@ from tracemask.loss.terms import Level, TermInputs, TermResult
 
 @dataclass(frozen=True)
 class Part:
-    """One component evaluated on targets [N]: what it kept, its scale coef·w/Z (0 where not kept) and its term."""
+    """One component evaluated on targets [N]: what it kept, w, Z, their quotient (0 where not kept) and its term."""
 
     component: Component
     keep: Tensor

@@ -66,7 +66,7 @@ class _Pass:
     """One walk over the vocabulary rows: owns the logits buffer and the per-target results."""
 
     def __init__(self, hidden: Tensor, weight: Tensor, bias: Tensor | None, head: Head, objective: Objective) -> None:
-        vocab = head.logits.vocab or weight.shape[0]
+        vocab = head.logits.width(weight)
         self.hidden, self.weight = hidden, weight[:vocab]
         self.bias = None if bias is None else bias[:vocab]
         self.head, self.objective, self.vocab = head, objective, vocab

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from tracemask.loss.batch import Batch, VocabularyRows
-from tracemask.loss.lm_head.spec import Logits, accumulation_dtype
+from tracemask.loss.lm_head.spec import Logits, accumulation_dtype, aligned
 
 
 def head_logprobs(
@@ -22,13 +22,13 @@ def head_logprobs(
     """(log-probs [N], entropies [N]) of the batch's targets in float32 (float64 for float64), with gradients.
 
     hidden_SH: [S, H] or [1, S, H]. Only the selected targets' parents reach the vocabulary, but their logits exist in
-    full, N·V numbers: for losses that from_hidden does not have, on batches that fit.
+    full, N·V numbers: for losses that from_hidden does not have, on batches that fit. Raises LossError TM950.
     """
-    hidden = hidden_SH[0] if hidden_SH.dim() == 3 else hidden_SH
+    hidden, weight = aligned(hidden_SH, head_weight_VH, batch.input_ids.shape[0])
     rows = batch.vocabulary_rows()
     target = batch.target_id if rows.order is None else batch.target_id[rows.order]
     logits = Logits(logit_scale, softcap, valid_vocab)
-    lp, entropy = row_logprobs(hidden, head_weight_VH, bias, rows, target, logits)
+    lp, entropy = row_logprobs(hidden, weight, bias, rows, target, logits)
     if rows.order is None:
         return lp, entropy
     back = torch.argsort(rows.order)
@@ -39,7 +39,7 @@ def row_logprobs(
     hidden: Tensor, weight: Tensor, bias: Tensor | None, rows: VocabularyRows, target: Tensor, logits: Logits
 ) -> tuple[Tensor, Tensor]:
     """Log-probs and entropies [N] of targets in row order, by autograd. The parent gather is the only shift."""
-    vocab = logits.vocab or weight.shape[0]
+    vocab = logits.width(weight)
     raw = hidden.index_select(0, rows.slot) @ weight[:vocab].t()
     if bias is not None:
         raw = raw + bias[:vocab]
