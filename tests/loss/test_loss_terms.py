@@ -274,6 +274,21 @@ def test_a_missing_array_is_named(name: str) -> None:
         TERMS[name](lp, given)
 
 
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"mismatch": {"kind": "tiss"}}, "unknown mismatch kind 'tiss'.*did you mean 'tis'"),
+        ({"mismatch": {"kind": "tis", "level": "tokens"}}, "unknown mismatch level 'tokens'"),
+        ({"options": {"estimator": "k4"}}, "unknown KL estimator 'k4'.*k1, k2, k3"),
+    ],
+)
+def test_a_word_that_no_table_has_is_refused_and_never_read_as_another(options: dict[str, Any], said: str) -> None:
+    a = arrays(0)
+    component = Component("c", find_term("kl" if "options" in options else "ppo"), **options)
+    with pytest.raises(UsageError, match=said):
+        component(a["lp"], inputs(a), separate_old=True)
+
+
 def test_unknown_terms_and_options_name_the_known_ones() -> None:
     with pytest.raises(UsageError, match="did you mean 'ppo'"):
         find_term("ppoo")

@@ -97,7 +97,7 @@ class Component:
             return self.term(lp, given, **self.options)
         if not separate_old:
             given = given.without_old(lp)
-        weight = mismatch_weight(lp, given, **self.mismatch)
+        weight = mismatch_weight(given, **self.mismatch)
         return _weighted(self.term(lp, given, **self.options), weight)
 
 

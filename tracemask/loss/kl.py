@@ -6,10 +6,13 @@ plain k1: 0. plain k2: KL(π‖q)'s. plain k3 (GRPO's): KL(q‖π)'s. Times the 
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
 from tracemask.core.errors import LossError
+from tracemask.core.registry import Table
 from tracemask.loss.numerics import Exponential, capped_exp, exp_minus_one_minus_x
 from tracemask.loss.terms import TermInputs, TermResult, term
 
@@ -29,12 +32,12 @@ def kl(
 
     k1 = d, k2 = d²/2, k3 = e^{−d} − 1 + d (Schulman 2020). through_ratio multiplies by the live r = e^{lp−o}.
     Plain k1 (expected gradient 0) and a clamp (gradient 0 beyond it) are refused, TM951, unless `compat` says that
-    another framework's behaviour is wanted.
+    another framework's behaviour is wanted. Raises UsageError TM902 for an unknown estimator.
     """
     if not compat:
         _refuse(estimator, through_ratio, clamp)
     gap = lp - given.need(against)
-    value, slope, capped = _ESTIMATORS[estimator](gap, given.cap) if estimator in _ESTIMATORS else _unknown(estimator)
+    value, slope, capped = _ESTIMATORS[estimator](gap, given.cap)
     if clamp is not None:
         slope = torch.where(value.abs() > clamp, 0, slope)
         value = value.clamp(-clamp, clamp)
@@ -60,11 +63,7 @@ def k3(gap: Tensor, cap: float) -> Exponential:
     return Exponential(value, -slope, capped)
 
 
-_ESTIMATORS = {"k1": _k1, "k2": _k2, "k3": k3}
-
-
-def _unknown(estimator: str) -> Exponential:
-    raise LossError("TM902", what=f"unknown KL estimator {estimator!r}", fix=f"known: {', '.join(_ESTIMATORS)}")
+_ESTIMATORS: Table[Callable[[Tensor, float], Exponential]] = Table("KL estimator", k1=_k1, k2=_k2, k3=k3)
 
 
 def _refuse(estimator: str, through_ratio: bool, clamp: float | None) -> None:

@@ -50,18 +50,31 @@ def _max(gap: Tensor, given: TermInputs) -> tuple[Tensor, Tensor]:
 LEVELS = Table("mismatch level", token=_token, sum=_sum, mean=_mean, max=_max)
 
 
-def mismatch_weight(
-    lp: Tensor, given: TermInputs, *, kind: str, level: str = "token", low: float | None = None, high: float = 2.0
-) -> MismatchWeight:
-    """The factor for each target [N]: ρ̄ = e^{o−μ}, where o is given.old (the caller puts lp there when they are one).
+def _truncated(ratio: Tensor, lowest: Tensor, highest: Tensor, low: float | None, high: float) -> MismatchWeight:
+    """min(ρ̄, high)."""
+    return MismatchWeight(ratio.clamp(max=high), torch.zeros_like(ratio, dtype=torch.bool), ratio > high)
 
-    kind "tis": min(ρ̄, high). "mis", "icepop": ρ̄ inside [low, high], 0 outside.
-    level: "token"; "sum", "mean" or "max" over the rollout's kept targets.
+
+def _rejected(ratio: Tensor, lowest: Tensor, highest: Tensor, low: float | None, high: float) -> MismatchWeight:
+    """ρ̄ where its extremes lie inside [low, high], 0 elsewhere."""
+    out = highest > high if low is None else (lowest < low) | (highest > high)
+    return MismatchWeight(torch.where(out, 0, ratio), out, torch.zeros_like(out))
+
+
+KINDS = Table("mismatch kind", tis=_truncated, mis=_rejected, icepop=_rejected)
+
+
+def mismatch_weight(
+    given: TermInputs, *, kind: str, level: str = "token", low: float | None = None, high: float = 2.0
+) -> MismatchWeight:
+    """The factor for each target [N]: ρ̄ = e^{o−μ}; o is given.old (the caller puts the current log-prob there when they
+    are one).
+
+    kind "tis": min(ρ̄, high). "mis", "icepop": ρ̄ inside [low, high], 0 outside; low None: 0.
+    level: "token"; "sum", "mean" or "max" over the rollout's kept targets. Raises UsageError TM902 for other words.
     """
+    weigh = KINDS[kind]
     gap = given.need("old") - given.need("sampler")
     lowest, highest = LEVELS[level](gap, given)
     ratio = capped_exp(gap if level == "max" else lowest, given.cap).value
-    if kind == "tis":
-        return MismatchWeight(ratio.clamp(max=high), torch.zeros_like(given.keep), ratio > high)
-    rejected = (capped_exp(lowest, given.cap).value < (low or 0.0)) | (capped_exp(highest, given.cap).value > high)
-    return MismatchWeight(torch.where(rejected, 0, ratio), rejected, torch.zeros_like(given.keep))
+    return weigh(ratio, capped_exp(lowest, given.cap).value, capped_exp(highest, given.cap).value, low, high)
