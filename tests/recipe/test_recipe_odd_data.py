@@ -72,6 +72,25 @@ def test_a_length_that_is_no_number_is_refused():
         compute(REINFORCE, {"reward": [1.0], "n_sampled": ["many"]})
 
 
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"filters": {"max_tokens": 5}},
+        {"advantage": {"estimator": "group_mean", "baseline": "length_weighted"}},
+        {"reward": {"soft_overlong": {"max_length": 8, "buffer": 4}}},
+    ],
+    ids=lambda more: next(iter(more)),
+)
+def test_a_length_that_some_rollouts_lack_is_refused_and_never_read_as_zero(more):
+    recipe = Recipe.load({"advantage": {"estimator": "group_mean"}, "rl": {"term": "ppo"}} | more)
+    scalars = {"trace_id": [*"abb"], "group_id": ["g"] * 3, "reward": [1.0, 0.0, None]}
+    with pytest.raises(RecipeError, match="1 of 2 rollouts have no n_sampled") as caught:
+        compute(recipe, scalars | {"n_sampled": [3, 4, None]})
+    assert (caught.value.code, caught.value.where) == ("TM603", "b")
+    untrained = scalars | {"n_sampled": [3, None, None], "trainable": [True, False, False]}
+    assert compute(recipe, untrained).values[0] <= 0
+
+
 def test_a_limit_on_tokens_is_never_left_out_silently():
     recipe = Recipe.load(
         {"filters": {"max_tokens": 5}} | {"advantage": {"estimator": "reward"}} | {"rl": {"term": "ppo"}}

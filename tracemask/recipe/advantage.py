@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -11,8 +11,8 @@ from tracemask.core.errors import RecipeError
 from tracemask.core.finding import Finding, Place, Severity
 from tracemask.recipe.estimators import OVER_ALL, PER_GROUP, Members, is_uniform, std
 from tracemask.recipe.model import RELATIVE, Recipe
-from tracemask.recipe.rewards import members_of, shaped
-from tracemask.recipe.rollouts import Rollouts, Scalars, gather
+from tracemask.recipe.rewards import shaped
+from tracemask.recipe.rollouts import Rollouts, Scalars, gather, members_of
 
 REASONS = ("", "not_trainable", "missing_reward", "missing_advantage", "incomplete_group", "truncated", "too_long")
 
@@ -66,7 +66,7 @@ def compute(recipe: Recipe, scalars: Scalars, *, rows: int | None = None) -> Adv
     findings: list[Finding] = []
     reason = np.where(rollouts.trainable, 0, REASONS.index("not_trainable")).astype(np.uint8)
     values, rewards = _estimated(recipe, scalars, rollouts, reason, findings)
-    counts = _count_groups(recipe, rollouts, rewards)
+    counts = _count_groups(rollouts, rewards)
     _incomplete(recipe, rollouts, reason, findings)
     _filtered(recipe, rollouts, reason)
     values = np.where(reason > 0, np.nan, values * recipe.advantage.multiply)
@@ -89,14 +89,29 @@ def compute(recipe: Recipe, scalars: Scalars, *, rows: int | None = None) -> Adv
 def for_step(recipe: Recipe, scalars: Scalars, advantages: Advantages, rows: Sequence[int]) -> Advantages:
     """The dataset's advantages, with those of one step's rows compared among themselves where the estimator compares a
     whole batch (`batch`, `whiten = "batch"`). Anything else is returned as it is."""
-    if not recipe.advantage.over_batch or not len(rows):
+    return for_steps(recipe, scalars, advantages, [rows])
+
+
+def for_steps(
+    recipe: Recipe, scalars: Scalars, advantages: Advantages, steps: Iterable[Sequence[int] | np.ndarray]
+) -> Advantages:
+    """`for_step` of each of `steps`, which share no row."""
+    if not recipe.advantage.over_batch:
         return advantages
+    values = advantages.values.copy()
+    for rows in steps:
+        if len(rows):
+            values[rows] = _among_themselves(recipe, scalars, advantages, rows)
+    return replace(advantages, values=values)
+
+
+def _among_themselves(
+    recipe: Recipe, scalars: Scalars, advantages: Advantages, rows: Sequence[int] | np.ndarray
+) -> np.ndarray:
     rollouts = gather(recipe, {name: [column[row] for row in rows] for name, column in scalars.items()})
     valid = rollouts.trainable & ~np.isnan(rollouts.reward)
     estimated = _by_estimator(recipe, rollouts, shaped(recipe, rollouts, valid), valid) * recipe.advantage.multiply
-    values = advantages.values.copy()
-    values[rows] = np.where(advantages.excluded[rows], np.nan, estimated[rollouts.of_row])
-    return replace(advantages, values=values)
+    return np.where(advantages.excluded[rows], np.nan, estimated[rollouts.of_row])
 
 
 def _estimated(
@@ -168,7 +183,7 @@ def _missing(recipe: Recipe, rollouts: Rollouts, reason: np.ndarray, name: str, 
     )
 
 
-def _count_groups(recipe: Recipe, rollouts: Rollouts, rewards: np.ndarray) -> dict[str, int]:
+def _count_groups(rollouts: Rollouts, rewards: np.ndarray) -> dict[str, int]:
     groups = members_of(rollouts.group, ~np.isnan(rewards))
     return {
         "rollouts": len(rollouts),

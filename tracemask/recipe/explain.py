@@ -9,7 +9,7 @@ from pydantic import BaseModel
 
 from tracemask.recipe.component import Component, Mismatch, Rule
 from tracemask.recipe.estimators import OVER_ALL, PER_GROUP
-from tracemask.recipe.model import Recipe
+from tracemask.recipe.model import ESTIMATOR_OPTIONS, Recipe
 from tracemask.recipe.normalize import NORMALIZERS
 from tracemask.recipe.terms import term_spec
 
@@ -128,8 +128,6 @@ def _advantage(recipe: Recipe) -> list[str]:
 
 
 def _matters(recipe: Recipe, name: str, value: Any) -> bool:
-    from tracemask.recipe.model import ESTIMATOR_OPTIONS
-
     spec = recipe.advantage
     if name in ESTIMATOR_OPTIONS.get(spec.estimator, ()):
         return spec.whiten == "batch" or spec.estimator in ("group_mean_std", "batch") or name not in ("ddof", "eps")

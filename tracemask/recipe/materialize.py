@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tracemask.core.finding import Finding, Severity
-from tracemask.recipe.advantage import Advantages, compute, for_step
+from tracemask.recipe.advantage import Advantages, compute, for_steps
 from tracemask.recipe.counting import StepCounts
 from tracemask.recipe.laying import Laying
 from tracemask.recipe.model import Recipe
-from tracemask.recipe.normalize import NORMALIZERS, Tally
+from tracemask.recipe.normalize import Tally, denominator
+from tracemask.recipe.rollouts import members_of
 from tracemask.recipe.select import TokenBytes
 from tracemask.store.row import Row
 
@@ -89,7 +90,7 @@ class _Plan:
         policy_version: int | None,
         token_bytes: TokenBytes | None,
     ) -> None:
-        self.recipe, self.dataset, self.advantages = recipe, dataset, advantages
+        self.recipe, self.dataset = recipe, dataset
         every = max(advantages.n_groups, 1)
         self.groups_per_step = min(groups_per_step or every, every)
         self.tallies: dict[int, dict[str, Tally]] = {}
@@ -97,10 +98,8 @@ class _Plan:
         self.dropped: Counter[str] = Counter()
         self.empty_steps = 0
         scalars = dict(dataset.scalars()) if recipe.advantage.over_batch else {}
-        step_of = advantages.group // self.groups_per_step
-        for number in range(int(step_of.max(initial=0)) + 1 if recipe.advantage.over_batch else 0):
-            rows = np.flatnonzero(step_of == number).tolist()
-            self.advantages = for_step(recipe, scalars, self.advantages, rows)
+        steps = members_of(advantages.group // self.groups_per_step)
+        self.advantages = for_steps(recipe, scalars, advantages, steps)
         self.laying = Laying(recipe, dataset, self.advantages, policy_version=policy_version, token_bytes=token_bytes)
 
     def count(self) -> None:
@@ -123,9 +122,9 @@ class _Plan:
         out: dict[str, np.ndarray] = {"advantage": np.where(np.isnan(values), 0.0, values).astype(np.float32)}
         for name, component in self.recipe.components.items():
             spec, tally = component.normalizer, self.tallies[key.group // self.groups_per_step][name]
-            z = NORMALIZERS[spec.effective](tally, spec, key.rollout, key.group)
+            z = denominator(spec, tally, rollout=key.rollout, group=key.group)
             out[f"weight.{name}"] = weights[name]
-            out[f"denominator.{name}"] = np.full(len(row), float(max(z, 1)))
+            out[f"denominator.{name}"] = np.full(len(row), float(z))
         return out
 
     def findings(self) -> list[Finding]:

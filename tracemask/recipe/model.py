@@ -203,9 +203,8 @@ class Recipe(Strict):
             raise ValueError(
                 'shared = "mean_of_branches" needs one advantage per rollout; this estimator gives one per token'
             )
-        if self.advantage.estimator in PER_TOKEN and (self.reward.length_penalty or self.reward.soft_overlong):
-            if self.advantage.estimator == "per_token":
-                raise ValueError("given per-token advantages ignore reward penalties; leave them out")
+        if self.advantage.estimator == "per_token" and (self.reward.length_penalty or self.reward.soft_overlong):
+            raise ValueError("given per-token advantages ignore reward penalties; leave them out")
         for name, component in self.components.items():
             if "roles" in component.model_fields_set and component.spec.uses_advantage and component.roles:
                 raise ValueError(f"component {name!r}: roles select observations, which have no advantage; use term ce")

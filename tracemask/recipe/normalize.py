@@ -1,6 +1,6 @@
 """Denominators from integer counts: L_c = coef · Σ w·term / Z. Knows counts, no token and no float but the result.
 
-Every function returns the integer Z of one row; 0 means that nothing is counted there.
+Every normalizer returns the integer Z of one row; 0 means that nothing is counted there.
 N: rollouts scheduled for the component, whether or not anything in them is selected.
 """
 
@@ -72,3 +72,8 @@ NORMALIZERS: Table[Denominator] = Table(
     prompt_mean=prompt_mean,
     sum=total,
 )
+
+
+def denominator(spec: Normalizer, tally: Tally, *, rollout: int, group: int) -> int:
+    """What a row's tokens are divided by: the normalizer's Z, at least 1: 0 / Z is 0 where nothing is counted."""
+    return max(NORMALIZERS[spec.effective](tally, spec, rollout, group), 1)

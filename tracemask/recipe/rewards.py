@@ -7,7 +7,7 @@ import math
 import numpy as np
 
 from tracemask.recipe.model import LengthPenalty, Recipe, SoftOverlong
-from tracemask.recipe.rollouts import Rollouts
+from tracemask.recipe.rollouts import Rollouts, members_of
 
 
 def shaped(recipe: Recipe, rollouts: Rollouts, valid: np.ndarray) -> np.ndarray:
@@ -47,14 +47,6 @@ def _quantity(rollouts: Rollouts, name: str) -> np.ndarray:
     if name == "n_input":
         return _quantity(rollouts, "n_tokens") - _quantity(rollouts, "n_sampled")
     return rollouts.quantity(name, wanted_by="reward")
-
-
-def members_of(group_R: np.ndarray, valid_R: np.ndarray) -> list[np.ndarray]:
-    """Indices of the valid rollouts of each group, groups in order of appearance."""
-    kept = np.flatnonzero(valid_R)
-    order = kept[np.argsort(group_R[kept], kind="stable")]
-    edges = np.flatnonzero(np.diff(group_R[order])) + 1
-    return [part for part in np.split(order, edges) if len(part)]
 
 
 def mean(values: np.ndarray) -> float:

@@ -20,8 +20,8 @@ class Rollouts:
     """R rollouts over N rows, in order of first appearance.
 
     of_row int64[N], group int64[R] (dense, in order of first appearance), reward float64[R] (NaN: missing),
-    truncated and trainable bool[R], quantities: n_sampled, n_tokens, n_turns summed over rows, float64[R], where the
-    columns exist; labels: trace ids; agents; ungrouped: rollouts without a group of their own.
+    truncated and trainable bool[R], quantities: n_sampled, n_tokens, n_turns summed over rows, float64[R] (NaN: a row
+    has none), where the columns exist; labels: trace ids; agents; ungrouped: rollouts without a group of their own.
     """
 
     of_row: np.ndarray
@@ -39,13 +39,19 @@ class Rollouts:
         return len(self.labels)
 
     def quantity(self, name: str, *, wanted_by: str) -> np.ndarray:
-        """One of `quantities`, float64[R]. Raises RecipeError TM603 where the dataset lacks it."""
-        if name in self.quantities:
-            return self.quantities[name]
-        what = f"it needs the scalar {name}, which the dataset lacks"
-        raise RecipeError(
-            "TM603", where=wanted_by, what=what, fix="leave that out, or convert the traces: it is written"
-        )
+        """One of `quantities`, float64[R]; NaN only where a rollout is not trainable.
+
+        Raises RecipeError TM603 where the dataset, or a trainable rollout of it, lacks it.
+        """
+        fix = f"leave {wanted_by} out, or convert the traces: it is written"
+        if name not in self.quantities:
+            what = f"it needs the scalar {name}, which the dataset lacks"
+            raise RecipeError("TM603", where=wanted_by, what=what, fix=fix)
+        unknown = np.flatnonzero(np.isnan(self.quantities[name]) & self.trainable)
+        if len(unknown):
+            what = f"{len(unknown)} of {len(self)} rollouts have no {name}, which {wanted_by} needs"
+            raise RecipeError("TM603", where=self.labels[unknown[0]], what=what, fix=fix)
+        return self.quantities[name]
 
 
 def as_number(value: Any, *, name: str = "reward", where: str = "") -> float:
@@ -117,6 +123,14 @@ def gather(recipe: Recipe, scalars: Scalars, *, reward: str | None = None, rows:
 
 
 QUANTITIES = ("n_sampled", "n_tokens", "n_turns")
+
+
+def members_of(group: np.ndarray, valid: np.ndarray | None = None) -> list[np.ndarray]:
+    """Indices of the members of each group (those that are `valid` bool[n]), groups in ascending order."""
+    kept = np.arange(len(group)) if valid is None else np.flatnonzero(valid)
+    order = kept[np.argsort(group[kept], kind="stable")]
+    edges = np.flatnonzero(np.diff(group[order])) + 1
+    return [part for part in np.split(order, edges) if len(part)]
 
 
 def _label(scalars: Scalars, row: int) -> str:
@@ -192,4 +206,4 @@ def _any(column: Sequence[Any] | None, of_row: np.ndarray, n: int) -> np.ndarray
 
 def _sums(column: Sequence[Any], of_row: np.ndarray, n: int, name: str) -> np.ndarray:
     values = np.array([as_number(value, name=name, where=f"row {row}") for row, value in enumerate(column)])
-    return np.bincount(of_row, weights=np.nan_to_num(values), minlength=n)
+    return np.bincount(of_row, weights=values, minlength=n)

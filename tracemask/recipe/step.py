@@ -17,7 +17,7 @@ from tracemask.recipe.advantage import Advantages
 from tracemask.recipe.counting import Reduce, StepCounts, one_rank
 from tracemask.recipe.keys import dataset_key, split_rollouts, step_keys, streams
 from tracemask.recipe.model import Recipe
-from tracemask.recipe.normalize import NORMALIZERS, Tally
+from tracemask.recipe.normalize import Tally, denominator
 from tracemask.recipe.select import TokenBytes
 from tracemask.recipe.weights import lay_row
 from tracemask.store.row import Row
@@ -96,8 +96,8 @@ def lay_step(
 
 def _denominator(recipe: Recipe, step: Step, laid: LaidRow, name: str) -> np.ndarray:
     spec = recipe.components[name].normalizer
-    z = NORMALIZERS[spec.effective](step.tallies[name], spec, laid.rollout, laid.group)
-    return np.full(len(laid.row), float(max(z, 1)))
+    z = denominator(spec, step.tallies[name], rollout=laid.rollout, group=laid.group)
+    return np.full(len(laid.row), float(z))
 
 
 def _findings(recipe: Recipe, step: Step, first: dict[str, int], split: list[str]) -> list[Finding]:

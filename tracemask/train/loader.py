@@ -17,7 +17,7 @@ from tracemask.core.finding import Finding, Severity
 from tracemask.loss.batch import Batch
 from tracemask.recipe import Recipe
 from tracemask.recipe.advantage import compute, for_step
-from tracemask.recipe.rollouts import as_number
+from tracemask.recipe.rollouts import as_number, members_of
 from tracemask.recipe.step import LaidRow, Step, lay_step
 from tracemask.store.pack import PACKING_VERSION, Overlong, cut
 from tracemask.store.permutation import Permutation
@@ -79,7 +79,7 @@ class Loader:
         # foreign data may have no scalar at all, and a column's length is what tells how many rows there are
         self.scalars = {"trace_id": [None] * len(dataset), **dataset.scalars()}
         self.advantages = compute(recipe, self.scalars)
-        self.members = _members(self.advantages.group)
+        self.members = members_of(self.advantages.group)  # row numbers of each group, in stored order
         self.skipped: set[str] = set()
 
     @property
@@ -222,12 +222,6 @@ class Loader:
             what = f"the checkpoint was made with another {', '.join(wrong)}"
             raise TrainError("TM961", where="resume", what=what, fix="use the same data and options, or --resume never")
         return int(state["steps_done"])
-
-
-def _members(group: np.ndarray) -> list[np.ndarray]:
-    """Row numbers of each group, in stored order."""
-    order = np.argsort(group, kind="stable")
-    return np.split(order, np.cumsum(np.bincount(group))[:-1]) if len(group) else []
 
 
 def trimmed(rollout: Rollout, laid: Mapping[int, LaidRow]) -> Rollout | None:
