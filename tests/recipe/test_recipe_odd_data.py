@@ -91,6 +91,12 @@ def test_a_length_that_some_rollouts_lack_is_refused_and_never_read_as_zero(more
     assert compute(recipe, untrained).values[0] <= 0
 
 
+def test_a_trace_whose_id_is_the_number_zero_is_called_by_it():
+    rows = [make_row(0, [PROMPT, reply(3)], trace_id=0), make_row(1, [PROMPT, reply(4)], trace_id=None, id=0)]
+    found = explain("sft", rows, {"trace_id": [0, None], "id": [None, 0]})
+    assert found.audit.components["ce"].labels == ["0", "0"]
+
+
 def test_a_limit_on_tokens_is_never_left_out_silently():
     recipe = Recipe.load(
         {"filters": {"max_tokens": 5}} | {"advantage": {"estimator": "reward"}} | {"rl": {"term": "ppo"}}

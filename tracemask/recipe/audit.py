@@ -12,7 +12,7 @@ import numpy as np
 from tracemask.recipe.advantage import Advantages
 from tracemask.recipe.component import Component, Normalizer
 from tracemask.recipe.counting import StepCounts
-from tracemask.recipe.keys import RowKey, dataset_key, stream
+from tracemask.recipe.keys import RowKey, dataset_key, name_of, stream
 from tracemask.recipe.model import PER_TOKEN, Recipe
 from tracemask.recipe.normalize import NORMALIZERS, Tally
 from tracemask.recipe.select import TokenBytes
@@ -128,8 +128,7 @@ class _Rollouts:
         self.advantage_sum, self.advantage_count = np.zeros(n), np.zeros(n)
 
     def add(self, row: Row, key: RowKey, weights: dict[str, np.ndarray], values: np.ndarray) -> None:
-        label = row.scalars.get("trace_id") or row.scalars.get("id") or f"row {row.index}"
-        self.labels.setdefault(key.rollout, str(label))
+        self.labels.setdefault(key.rollout, name_of(row))
         self.groups[key.rollout] = key.group
         self.advantage[key.rollout] = key.advantage
         for name, stream_T in weights.items():

@@ -11,7 +11,7 @@ import numpy as np
 from tracemask.core.errors import RecipeError
 from tracemask.recipe.advantage import REASONS, Advantages
 from tracemask.recipe.model import PER_TOKEN, Recipe
-from tracemask.recipe.rollouts import as_label
+from tracemask.recipe.rollouts import as_label, is_present
 from tracemask.recipe.token_advantage import branch_means, token_advantage
 from tracemask.store.row import Row
 
@@ -24,6 +24,12 @@ class RowKey:
     group: int
     advantage: float
     reason: str = "missing_reward"
+
+
+def name_of(row: Row) -> str:
+    """The rollout a row belongs to, for people: its trace id, else its id, else its number."""
+    named = (row.scalars.get(name) for name in ("trace_id", "id"))
+    return next((str(value) for value in named if is_present(value)), f"row {row.index}")
 
 
 def dataset_key(row: Row, advantages: Advantages) -> RowKey:

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from tracemask.loss.batch import Batch
+from tracemask.recipe.keys import name_of
 from tracemask.recipe.step import LaidRow
 from tracemask.store.row import Row
 from tracemask.train.attention import plan_of
@@ -30,11 +31,6 @@ def selected(row: LaidRow, length: int) -> np.ndarray:
     for weights in row.weights.values():
         chosen |= weights[:length] != 0
     return np.flatnonzero(chosen)
-
-
-def name_of(row: Row) -> str:
-    """The rollout a row belongs to, for messages."""
-    return str(row.scalars.get("trace_id") or row.scalars.get("id") or f"row {row.index}")
 
 
 def batch_of(layout: Layout, rows: Sequence[LaidRow], *, dtype: torch.dtype = torch.float32) -> Batch:

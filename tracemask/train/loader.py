@@ -17,11 +17,12 @@ from tracemask.core.finding import Finding, Severity
 from tracemask.loss.batch import Batch
 from tracemask.recipe import Recipe
 from tracemask.recipe.advantage import compute, for_step
+from tracemask.recipe.keys import name_of
 from tracemask.recipe.rollouts import as_number, members_of
 from tracemask.recipe.step import LaidRow, Step, lay_step
 from tracemask.store.pack import PACKING_VERSION, Overlong, cut
 from tracemask.store.permutation import Permutation
-from tracemask.train.batching import name_of, selected, work_of
+from tracemask.train.batching import selected, work_of
 from tracemask.train.config import Packing
 from tracemask.train.distributed import World
 from tracemask.train.plan import MicroBatch, Rollout, Tree, fill, fit, grow, share

@@ -10,10 +10,11 @@ import numpy as np
 import torch
 
 from tracemask.core.errors import TrainError, UsageError
+from tracemask.recipe.keys import name_of
 from tracemask.recipe.select import sampled_tokens
 from tracemask.recipe.step import LaidRow
 from tracemask.store.row import Row
-from tracemask.train.batching import name_of, selected, work_of
+from tracemask.train.batching import selected, work_of
 from tracemask.train.config import Packing
 from tracemask.train.model import load, probe, text_config
 from tracemask.train.plan import Rollout, fill, grow
