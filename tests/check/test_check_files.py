@@ -14,6 +14,7 @@ from tracemask.check.runner import check_dataset
 from tracemask.core.errors import TracemaskError
 from tracemask.render.tokenizer import Tokenizer
 from tracemask.store.commit import write_dataset
+from tracemask.store.convert import RenderConfig, convert
 from tracemask.store.schema import make_metadata
 
 
@@ -256,3 +257,19 @@ def test_policy_weight_on_tool_output_is_an_error_and_cross_entropy_on_it_is_not
     report = check_dataset(Weighed([made[0], bad, *made[2:]]), tokenizer=tokenizer)
     first = int(np.argmax(made[1]["weight.ce"]))
     assert ("TM306", 1, first) in {(f.code, f.place.row, f.place.token) for f in report.findings}
+
+
+def test_shards_of_another_template_than_the_tokenizers_are_not_judged_by_it(tokenizer, tmp_path):
+    template = (
+        "{% for m in messages %}<|im_start|>{{ m.role }}: {{ m.content }}<|im_end|>\n{% endfor %}"
+        "{% if add_generation_prompt %}<|im_start|>assistant: {% endif %}"
+    )
+    log = tmp_path / "log.jsonl"
+    log.write_text(json.dumps({"messages": [{"role": role, "content": text} for role, text in TALK[1:3]]}) + "\n")
+    convert(str(log), tmp_path / "shards", render=RenderConfig(tokenizer=str(SMALL), template=template))
+    path = str(tmp_path / "shards")
+    judged = check_dataset(path, tokenizer=tokenizer, settings=Settings(select=("TM210", "TM212", "TM305")))
+    assert not judged.findings and not judged.ran
+    assert any("another template" in note for note in judged.notes)
+    told = check_dataset(path, tokenizer=tokenizer, template=template, settings=Settings(select=("TM210",)))
+    assert not told.findings and "TM210" in told.ran and not told.notes

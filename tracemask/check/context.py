@@ -38,6 +38,7 @@ class Run:
     metadata: dict[str, Any] = field(default_factory=dict)
     tokenizer: Tokenizer | None = None
     template: Template | None = None
+    other_template: bool = False  # the rows were rendered with a template that is not here
     options: Options = field(default_factory=Options)
     dataset: Any = None
     shards: tuple[str, ...] = ()
@@ -59,7 +60,7 @@ class Run:
         """The shape of turns: from the template; without one, from the names of added tokens; else None."""
         from tracemask.check.grammar import guess, learn, template_render
 
-        if self.lens is None:
+        if self.lens is None or self.other_template:
             return None
         if self.template is not None:  # a template that cannot be learned is not another family's
             return learn(self.lens, template_render(self.template))

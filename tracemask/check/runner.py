@@ -69,6 +69,7 @@ class Session:
         loaded = load_tokenizer(tokenizer)
         opened = load_template(template, loaded, settings.date)
         self.run = Run(tokenizer=loaded, template=opened, options=settings.options)
+        self._own_template = template is None  # the tokenizer's, which may not be the rows'
         self.ran: set[str] = set()
         self.have: set[Need] = set()
         self.rows = self.tokens = self.traces = 0
@@ -84,6 +85,9 @@ class Session:
         self.run.dataset = dataset
         self.run.kind = getattr(dataset, "kind", "tracemask")
         self.run.metadata = dict(getattr(dataset, "metadata", {}) or {})
+        if self._own_template and self.run.template is not None and not _made_with(self.run):
+            self.run.template, self.run.other_template = None, True
+            self.remarks.append("rendered with another template than the tokenizer's own: --template FILE names it")
         if self.settings.options.eval_path:
             self.have.add(Need.EVAL)
         if self.settings.options.max_tokens:
@@ -250,3 +254,11 @@ def chosen_rules(settings: Settings) -> list[Rule]:
 
 _OF_THE_RUN = frozenset({Need.EVAL, Need.BUDGET, Need.MESSAGES})
 _NOTED = frozenset({"TM104", "TM105", "TM110"})  # rules about traces that convert applies to what it reads
+
+
+def _made_with(run: Run) -> bool:
+    """Whether the shards were rendered with the run's template, as far as their metadata say."""
+    from hashlib import sha256
+
+    made = run.metadata.get("template_sha256")
+    return not made or run.template is None or made == sha256(run.template.source.encode()).hexdigest()
