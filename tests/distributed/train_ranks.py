@@ -18,7 +18,8 @@ from torch.distributed.tensor import DTensor
 from tracemask.train.build import build
 from tracemask.train.config import TrainConfig
 from tracemask.train.distributed import World, clip, launched
-from tracemask.train.trainer import loader_of, train
+from tracemask.train.feed import loader_of
+from tracemask.train.trainer import train
 from tracemask.train.update import accumulate, padded
 
 

@@ -21,8 +21,9 @@ from tracemask.core.errors import RecipeError, TracemaskError, UsageError
 from tracemask.train.build import build
 from tracemask.train.config import TrainConfig
 from tracemask.train.distributed import World
+from tracemask.train.feed import loader_of
 from tracemask.train.loader import prepare
-from tracemask.train.trainer import StepReport, dry_run, loader_of, train
+from tracemask.train.trainer import StepReport, dry_run, train
 from tracemask.train.update import accumulate, padded
 
 UNTIMED = ("seconds", "tokens_per_second")

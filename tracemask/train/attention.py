@@ -7,17 +7,19 @@ hands over its own sliding window, which counts depth.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, NoReturn
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from tracemask.core.errors import TrainError
 from tracemask.core.registry import Table
-from tracemask.train.tree import Layout
+from tracemask.train.tree import Layout, lay_out
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +69,6 @@ def plan_of(layout: Layout, *, device: torch.device | str = "cpu") -> Plan:
 
 
 def _run_of(starts: list[int], slot: int) -> int:
-    from bisect import bisect_right
-
     return bisect_right(starts, slot) - 1
 
 
@@ -265,10 +265,6 @@ def install(name: str) -> str:
 
 def check_flex(device: torch.device) -> None:
     """Refuse flex_attention unless forward and backward agree with `segments` on this device (TM960)."""
-    import numpy as np
-
-    from tracemask.train.tree import lay_out
-
     if device.type != "cuda":
         raise TrainError(
             "TM960", where="attention", what="flex attention has no backward on a CPU", fix="--attention segments"

@@ -19,15 +19,6 @@ from tracemask.train.model import init_tiny, load, probe, text_config, use_atten
 from tracemask.train.step import PolicyStep, Work, read_logprobs
 
 
-def recipe_of(config: TrainConfig) -> Recipe:
-    """The recipe, with the run's staleness limit in place of its own where one is given."""
-    recipe = Recipe.load(config.recipe)
-    if config.max_staleness is None:
-        return recipe
-    limit = recipe.off_policy.model_copy(update={"max_staleness": config.max_staleness})
-    return recipe.model_copy(update={"off_policy": limit})
-
-
 @dataclass(slots=True)
 class Policies:
     """model: the bare model being trained. module: PolicyStep around it, wrapped for the ranks.

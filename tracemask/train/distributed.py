@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch import nn
 
 from tracemask.core.errors import TrainError
-from tracemask.train.metrics import Pairs, is_maximum
+from tracemask.train.metrics import Pairs, add, is_maximum
 
 TIMEOUT = timedelta(minutes=10)
 
@@ -58,8 +58,6 @@ class World:
             return pairs
         gathered: list[Any] = [None] * self.size
         dist.all_gather_object(gathered, pairs)
-        from tracemask.train.metrics import add
-
         total: Pairs = {}
         for one in gathered:
             add(total, one)

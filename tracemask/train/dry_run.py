@@ -6,8 +6,10 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from tracemask.train.config import TrainConfig
+from tracemask.train.feed import steps_of
 from tracemask.train.loader import Loader
 from tracemask.train.memory import BAND, GIB, estimate
+from tracemask.train.plan import fill
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,9 +59,6 @@ class Plan:
 
 def plan_run(config: TrainConfig, loader: Loader) -> Plan:
     """The plan of `config`. Reads token ids, never weights."""
-    from tracemask.train.plan import fill
-    from tracemask.train.trainer import steps_of
-
     trees = tokens = slots = batches = 0
     for index in range(loader.steps_per_epoch):
         step = [tree for group in loader.plan(index) for tree in group]

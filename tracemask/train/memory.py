@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tracemask.loss.lm_head.spec import CPU_BUFFER
 from tracemask.train.config import TrainConfig
 
 GIB = 1 << 30
 RUNTIME = GIB // 4  # the libraries' own pages, once a forward pass has touched them
-LOGITS = 48 << 20  # the head's buffer (loss/lm_head/spec.py)
 BAND = (0.9, 1.3)  # measured peaks over estimates: Llama shapes of 2 to 30 layers, two steps on a CPU
 
 
@@ -48,7 +48,7 @@ def estimate(config: TrainConfig) -> dict[str, int]:
         "gradients": trained * size,
         "optimizer": 2 * trained * size,
         "activations": activations(shape, config),
-        "head": (2 if config.lora is None else 0) * shape.vocab * shape.hidden * size + LOGITS,
+        "head": (2 if config.lora is None else 0) * shape.vocab * shape.hidden * size + CPU_BUFFER,
         "runtime": RUNTIME,
     }
 

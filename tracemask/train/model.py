@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from tracemask.core.errors import TrainError, UsageError
+from tracemask.core.errors import MissingExtra, TrainError, UsageError
 from tracemask.loss.lm_head.spec import Logits
 from tracemask.train.attention import Plan, install, plan_of
 from tracemask.train.tree import Sharing, lay_out
@@ -145,8 +145,6 @@ def _transformers() -> Any:
     try:
         import transformers
     except ImportError:
-        from tracemask.core.errors import MissingExtra
-
         raise MissingExtra.named("transformers", "train") from None
     return transformers
 

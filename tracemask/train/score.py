@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 from enum import Enum
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
 from tracemask.core.errors import TrainError, UsageError
+from tracemask.core.fingerprint import file_sha256, fingerprint
 from tracemask.recipe.keys import name_of
 from tracemask.recipe.select import sampled_tokens
 from tracemask.recipe.step import LaidRow
@@ -38,7 +40,10 @@ class Which(str, Enum):
 
 @dataclass(slots=True)
 class Scored:
-    """What a run scored. mean_gap, max_gap: |log-prob − the sampler's| over tokens that have both (NaN: none has)."""
+    """What a run scored; of one that went on, what it did itself.
+
+    mean_gap, max_gap: |log-prob − the sampler's| in nats over the `compared` tokens that have both (NaN: none has).
+    """
 
     out: str
     column: str
@@ -47,6 +52,20 @@ class Scored:
     compared: int = 0
     mean_gap: float = float("nan")
     max_gap: float = float("nan")
+
+    def add(self, values: np.ndarray, sampler: np.ndarray | None) -> None:
+        """Count one row: its log-probs float32[T], NaN where nothing is scored, and the sampler's."""
+        self.rows += 1
+        self.tokens += int(np.isfinite(values).sum())
+        if sampler is None:
+            return
+        both = np.isfinite(values) & np.isfinite(sampler)
+        gaps = np.abs(values[both] - sampler[both]).astype(np.float64)
+        if len(gaps):
+            before = self.mean_gap * self.compared if self.compared else 0.0
+            self.compared += len(gaps)
+            self.mean_gap = (before + float(gaps.sum())) / self.compared
+            self.max_gap = float(np.fmax(self.max_gap, gaps.max()))
 
     def to_json(self) -> dict[str, Any]:
         """A plain dict; NaN becomes None."""
@@ -120,24 +139,17 @@ def score(
         raise UsageError("TM501", where=data, what="score writes our shards; this is foreign data", fix="convert it")
     network = _network(model, dtype, int(dataset.metadata.get("vocab_size") or 0))
     scorer = Scorer(dataset, network, which=Which(which), tokens_per_batch=tokens_per_batch)
-    found, gaps = Scored(out, f"{As(as_).value}_logprob"), []
+    found = Scored(out, f"{As(as_).value}_logprob")
 
     def columns(row: Row) -> dict[str, np.ndarray]:
-        values, sampler = scorer(row.index), row.get("logprob")
-        found.rows += 1
-        found.tokens += int(np.isfinite(values).sum())
-        if sampler is not None:
-            both = np.isfinite(values) & np.isfinite(sampler)
-            gaps.append(np.abs(values[both] - sampler[both]))
+        values = scorer(row.index)
+        found.add(values, row.get("logprob"))
         if observer is not None:
             observer(found.rows)
         return {found.column: values}
 
     config = {"score": found.column, "model": _identity(model), "which": Which(which).value, "dtype": dtype}
     add_columns(dataset, out, columns, config=config, force=force)
-    gap = np.concatenate(gaps) if gaps else np.empty(0)
-    if len(gap):
-        found.compared, found.mean_gap, found.max_gap = len(gap), float(gap.mean()), float(gap.max())
     return found
 
 
@@ -154,9 +166,5 @@ def _network(model: str, dtype: str, needed: int) -> Any:
 
 def _identity(model: str) -> str:
     """What names the weights: the hashes of their files, else the name given."""
-    from pathlib import Path
-
-    from tracemask.core.fingerprint import file_sha256, fingerprint
-
     files = sorted(Path(model).glob("*.safetensors")) if Path(model).is_dir() else []
     return fingerprint(*(file_sha256(path) for path in files)) if files else model

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,18 +22,15 @@ from tracemask.core.finding import Finding
 from tracemask.core.fingerprint import fingerprint
 from tracemask.recipe import Recipe
 from tracemask.train import checkpoint, schedule
-from tracemask.train.build import Policies, build, recipe_of
+from tracemask.train.build import Policies, build
 from tracemask.train.config import TrainConfig
 from tracemask.train.distributed import World, clip, launched
 from tracemask.train.dry_run import Plan, plan_run
-from tracemask.train.follow import Follower
-from tracemask.train.loader import Loaded, Loader, Policy
+from tracemask.train.feed import loader_of, steps_of
+from tracemask.train.loader import Loaded
 from tracemask.train.metrics import JsonLines, TensorBoard, means
-from tracemask.train.sources import rows_of
 from tracemask.train.step import Work
 from tracemask.train.update import accumulate, padded, with_old
-
-DTYPES = {"float32": torch.float32, "bfloat16": torch.float32, "float64": torch.float64}  # of parameters and batches
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,45 +87,6 @@ def dry_run(config: TrainConfig | dict[str, Any]) -> Plan:
     return plan_run(settings, loader_of(settings, World()))
 
 
-def loader_of(config: TrainConfig, world: World) -> Any:
-    """The Loader that a configuration describes, or the Follower of a folder that fills."""
-    token_bytes = None
-    if config.tokenizer is not None:
-        from tracemask.render.tokenizer import Tokenizer
-
-        token_bytes = Tokenizer.load(config.tokenizer).id_bytes
-    policy = _policy(config)
-    shared: dict[str, Any] = {"world": world, "dtype": DTYPES[config.dtype], "token_bytes": token_bytes}
-    if config.follow:
-        assert config.steps is not None
-        return Follower(
-            config.data[0], recipe_of(config), policy, steps=config.steps, timeout=config.follow_timeout, **shared
-        )
-    source: Any = config.data[0] if len(config.data) == 1 else config.data
-    if len(config.data) > 1:
-        from tracemask.store.reader import open_dataset
-
-        source = open_dataset(config.data, columns=config.columns or None)
-    return Loader(rows_of(source, columns=config.columns or None), recipe_of(config), policy, **shared)
-
-
-def _policy(config: TrainConfig) -> Policy:
-    return Policy(
-        groups_per_step=config.groups_per_step,
-        tokens_per_batch=config.tokens_per_batch,
-        packing=config.packing,
-        overlong=config.overlong,
-        shuffle=config.shuffle,
-        seed=config.seed,
-        policy_version=config.policy_version,
-    )
-
-
-def steps_of(config: TrainConfig, loader: Any) -> int:
-    """Steps of the whole run."""
-    return config.steps or max(1, math.ceil((config.epochs or 1.0) * loader.steps_per_epoch))
-
-
 class _Run:
     """State of one run on one rank."""
 
@@ -150,27 +109,21 @@ class _Run:
         """Resume, train, export."""
         started = time.monotonic()
         done = self.steps_done = self._resume()
-        files: list[Any] = []
-        if self.world.first:
-            files.append(JsonLines(self.out / "metrics.jsonl", after_step=done))
-            if self.config.tensorboard:
-                files.append(TensorBoard(self.out / "tensorboard", after_step=done))
         saved = checkpoint.complete(self.out / "checkpoints")
         path = saved[-1][1] if saved else None
         values: dict[str, float] = {}
-        for index in range(done, self.total):
-            loaded, values = self._step(index)
-            self.steps_done = index + 1
-            for file in files:
-                file.write({"step": index + 1, **values})
-            if (index + 1) % (self.config.save_every or self.total) == 0 or index + 1 == self.total:
-                path = self._save(index + 1)
-            if self.config.export_every is not None and (index + 1) % self.config.export_every == 0:
-                self._export()
-            if observer is not None and self.world.first:
-                observer(StepReport(index + 1, self.total, values, loaded.findings))
-        for file in files:
-            file.close()
+        with self._metric_files(after_step=done) as files:
+            for index in range(done, self.total):
+                loaded, values = self._step(index)
+                self.steps_done = index + 1
+                for file in files:
+                    file.write({"step": index + 1, **values})
+                if (index + 1) % (self.config.save_every or self.total) == 0 or index + 1 == self.total:
+                    path = self._save(index + 1)
+                if self.config.export_every is not None and (index + 1) % self.config.export_every == 0:
+                    self._export()
+                if observer is not None and self.world.first:
+                    observer(StepReport(index + 1, self.total, values, loaded.findings))
         exported = self._export() if self.config.export else None
         return TrainResult(
             steps=self.steps_done,
@@ -183,6 +136,19 @@ class _Run:
             metrics=values,
             findings=list(self.findings.values()),
         )
+
+    @contextmanager
+    def _metric_files(self, *, after_step: int) -> Iterator[list[JsonLines | TensorBoard]]:
+        """The files that every step's numbers go to, on rank 0; closed whatever happens."""
+        files: list[JsonLines | TensorBoard] = []
+        with ExitStack() as stack:
+            if self.world.first:
+                files.append(JsonLines(self.out / "metrics.jsonl", after_step=after_step))
+                stack.callback(files[-1].close)
+                if self.config.tensorboard:
+                    files.append(TensorBoard(self.out / "tensorboard", after_step=after_step))
+                    stack.callback(files[-1].close)
+            yield files
 
     def _step(self, index: int) -> tuple[Loaded, dict[str, float]]:
         """Load, read what must be read before the first update, update, and the step's metrics."""
