@@ -137,7 +137,7 @@ def test_text_only_rows_are_refused_by_rl_and_accepted_by_ce() -> None:
     row = agent(fidelity="messages")
     with pytest.raises(RecipeError, match="nobody sampled") as caught:
         lay(rl(), row, 1.0)
-    assert "row 0" in caught.value.where
+    assert "row 0" in caught.value.where and "the component's table" in caught.value.fix
     assert trained(Recipe.load("sft"), row, "ce").size == 13
     allowed = Recipe.load(EMPTY | {"allow_messages": True, "rl": {"term": "reinforce"}})
     assert trained(allowed, row, "rl").size == 13

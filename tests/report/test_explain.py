@@ -112,6 +112,14 @@ def test_text_only_rows_without_logprobs_are_explained_too() -> None:
     assert found.audit.components["rl"].tokens.tolist() == [10, 20]
 
 
+def test_rows_that_training_would_refuse_are_counted() -> None:
+    found = explained("grpo", [4, 6], [1.0, 0.0], fidelity="messages")
+    assert found.audit.refused == 2 and any("2 rows of re-encoded text" in line for line in found.lines())
+    allowed = Recipe.load("grpo").model_copy(update={"allow_messages": True})
+    for recipe, fidelity in (("grpo", "exact"), ("sft", "messages"), (allowed, "messages")):
+        assert explained(recipe, [4, 6], [1.0, 0.0], fidelity=fidelity).audit.refused == 0
+
+
 def test_foreign_rows_with_labels_are_explained() -> None:
     rows = [
         Row(index, {"token_ids": np.arange(n + 2), "labels": np.where(np.arange(n + 2) < 2, -100, 7)}, {})

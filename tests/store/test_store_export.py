@@ -108,6 +108,15 @@ def test_weights_of_a_component_replace_the_mask(tmp_path: Path, source: Dataset
         export(source, str(tmp_path / "none"), to="trl", component="rl")
 
 
+@pytest.mark.parametrize("to", ["parquet", "jsonl"])
+def test_forms_that_keep_all_columns_count_what_a_component_trains(tmp_path: Path, source: Dataset, to: str) -> None:
+    add_columns(source, str(tmp_path / "weighted"), lambda row: {"weight.rl": np.ones(len(row), np.float32)}, config={})
+    done = export(open_dataset(tmp_path / "weighted"), str(tmp_path / "out"), to=to, component="rl")
+    assert (done.trained, done.mask) == (done.tokens, "weight.rl")
+    with pytest.raises(TracemaskError, match=r"no column weight\.rl"):
+        export(source, str(tmp_path / "none"), to=to, component="rl")
+
+
 @pytest.mark.parametrize("to", ["verl", "prime-rl"])
 def test_a_missing_log_prob_is_never_exported_as_zero(tmp_path: Path, to: str) -> None:
     made = sample("a", 9)

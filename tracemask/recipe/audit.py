@@ -16,7 +16,7 @@ from tracemask.recipe.keys import RowKey, dataset_key, name_of, stream
 from tracemask.recipe.model import PER_TOKEN, Recipe
 from tracemask.recipe.normalize import NORMALIZERS, Tally
 from tracemask.recipe.select import TokenBytes
-from tracemask.recipe.weights import lay_row
+from tracemask.recipe.weights import lay_row, reencoded
 from tracemask.store.row import Row
 
 
@@ -80,13 +80,17 @@ class ComponentAudit:
 
 @dataclass(slots=True)
 class Audit:
-    """What a recipe does to a dataset: components, rollouts scheduled, tokens taken out by "component.reason"."""
+    """What a recipe does to a dataset: components, rollouts scheduled, tokens taken out by "component.reason".
+
+    refused: rows of re-encoded text that a policy term weighs: training refuses them (TM940).
+    """
 
     recipe: Recipe
     n_rollouts: int
     n_rows: int
     components: dict[str, ComponentAudit]
     dropped: dict[str, int]
+    refused: int = 0
 
 
 def audit(
@@ -96,8 +100,9 @@ def audit(
     lenient = recipe.model_copy(update={"missing_logprob": "keep", "allow_messages": True})
     counts = StepCounts(lenient, n_groups=advantages.n_groups)
     found = _Rollouts(recipe, advantages.n_rollouts)
+    sampled = [name for name, component in recipe.components.items() if component.on_policy]
     dropped: Counter[str] = Counter()
-    n_rows = 0
+    n_rows = refused = 0
     for row in rows:
         key = dataset_key(row, advantages)
         values = stream(lenient, row, key)
@@ -105,6 +110,7 @@ def audit(
         counts.add(row, laid.weights, key.rollout, key.group)
         found.add(row, key, laid.weights, values)
         dropped.update(laid.dropped)
+        refused += not recipe.allow_messages and reencoded(row) and any(laid.weights[name].any() for name in sampled)
         n_rows += 1
     n, _, tallies = counts.reduced()
     if recipe.advantage.estimator in PER_TOKEN:
@@ -112,7 +118,7 @@ def audit(
     components = {
         name: _component(name, component, tallies[name], found) for name, component in recipe.components.items()
     }
-    return Audit(recipe, n, n_rows, components, dict(dropped))
+    return Audit(recipe, n, n_rows, components, dict(dropped), refused)
 
 
 class _Rollouts:

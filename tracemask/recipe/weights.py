@@ -112,15 +112,20 @@ def _taken_out(
         yield "missing_logprob", _without_logprob(recipe, row, weights)
 
 
-def _sampled_by_engine(recipe: Recipe, component: Component, row: Row, weights: np.ndarray) -> None:
+def reencoded(row: Row) -> bool:
+    """The row's ids were encoded from text: fidelity `messages`."""
     fidelity = row.scalars.get("fidelity")
-    is_text = fidelity in (Fidelity.MESSAGES.label, int(Fidelity.MESSAGES)) and fidelity is not False
-    if not recipe.allow_messages and is_text and weights.any():
+    return fidelity in (Fidelity.MESSAGES.label, int(Fidelity.MESSAGES)) and fidelity is not False
+
+
+def _sampled_by_engine(recipe: Recipe, component: Component, row: Row, weights: np.ndarray) -> None:
+    if not recipe.allow_messages and reencoded(row) and weights.any():
+        keep = 'rows = { fidelity = ["exact", "completion"] } in the component\'s table'
         raise RecipeError(
             "TM940",
             where=f"row {row.index}",
             what=f"fidelity is messages: nobody sampled these re-encoded ids, and term {component.term} needs samples",
-            fix='keep such rows out: rows = { fidelity = ["exact", "completion"] }, or set allow_messages = true',
+            fix=f"keep such rows out: {keep}, or train on them: allow_messages = true",
         )
 
 

@@ -90,7 +90,10 @@ def explain(
     if recipe.advantage.estimator in PER_TOKEN:
         notes.append("A is the mean over the rollout's trained tokens")
     notes += [finding.message for finding in advantages.findings]
-    return Explanation(audit(recipe, rows, advantages, token_bytes=token_bytes), advantages, notes, rewarded)
+    found = audit(recipe, rows, advantages, token_bytes=token_bytes)
+    if found.refused:
+        notes.append(f"{_count(found.refused, 'row')} of re-encoded text, which training refuses (TM940)")
+    return Explanation(found, advantages, notes, rewarded)
 
 
 def _component(component: ComponentAudit, found: Audit, limit: int, *, rewarded: bool) -> list[str]:

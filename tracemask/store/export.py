@@ -83,7 +83,7 @@ def in_loss(row: Row, component: str | None = None) -> tuple[InLoss, str]:
 def _records(dataset: Dataset, form: Form, component: str | None, done: Exported) -> Iterator[dict[str, Any]]:
     for row in dataset:
         loss = InLoss(np.zeros(0, dtype=bool))
-        if form.fields is not None:
+        if form.fields is not None or component is not None:
             loss, done.mask = in_loss(row, component)
         done.rows += 1
         done.tokens += len(row)
