@@ -60,6 +60,15 @@ def test_a_denominator_that_depends_on_batching_is_told_by_what_it_follows(rows,
     assert told in message
 
 
+@pytest.mark.parametrize("of", [lambda row: int(row["mask"].sum()), len], ids=["tokens", "all tokens"])
+def test_micro_batches_of_one_sum_in_a_row_do_not_hide_the_others(rows, of):
+    made = [changed(rows[i]) for i in (0, 1, 2, 3, 0, 1, 2, 3, 4, 5, 6, 7)]
+    for index, row in enumerate(made):
+        row.index, row.scalars = index, {**row.scalars, "group_id": None}
+    (message,) = divided(made, lambda i: sum(of(made[k]) for k in around(i, 4)))
+    assert "of a part of the rows" in message
+
+
 @pytest.mark.parametrize(
     "by",
     [

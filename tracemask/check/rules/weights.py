@@ -154,7 +154,9 @@ def _cause(rows: np.ndarray, groups: Sequence[str | None], *, steps: bool = Fals
 
 def _part(given: np.ndarray, counted: np.ndarray, size: np.ndarray, groups: Sequence[str | None]) -> str | None:
     """What rows with one denominator have counted together, next to each other (a micro-batch) or not (a rank)."""
-    for parts in (_runs(given), [np.flatnonzero(given == value) for value in np.unique(given)]):
+    runs = _runs(given)
+    equal = [_cut_again(runs, given, number) for number in (counted, size)]  # neighbours of one sum are one run
+    for parts in (runs, *equal, [np.flatnonzero(given == value) for value in np.unique(given)]):
         if len(parts) < 2 or min(map(len, parts)) < 2 or _are_groups(parts, groups):
             continue
         means = np.array([given[part[0]] for part in parts])
@@ -168,6 +170,17 @@ def _part(given: np.ndarray, counted: np.ndarray, size: np.ndarray, groups: Sequ
             if np.ptp(number) > 0 and _proportional(means, np.array(number, dtype=np.float64)):
                 return cause
     return None
+
+
+def _cut_again(runs: list[np.ndarray], given: np.ndarray, number: np.ndarray) -> list[np.ndarray]:
+    """Runs cut where what they count reaches their denominator again and again, to the run's end."""
+    parts: list[np.ndarray] = []
+    for run in runs:
+        sums, value = np.cumsum(number[run]), given[run[0]]
+        marks = np.flatnonzero(sums % value == 0) + 1 if value > 0 else np.zeros(0, dtype=np.int64)
+        whole = len(marks) > 1 and sums[-1] == len(marks) * value
+        parts += np.split(run, marks[:-1]) if whole else [run]
+    return parts
 
 
 def _are_groups(parts: list[np.ndarray], groups: Sequence[str | None]) -> bool:
