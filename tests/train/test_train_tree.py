@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tracemask.core.errors import TrainError
-from tracemask.train.tree import Layout, Sharing, common_prefix, concat, growth, lay_out
+from tracemask.train.tree import Layout, Sharing, Trie, common_prefix, concat, lay_out
 
 ROWS = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=12).map(np.asarray), min_size=1, max_size=7)
 
@@ -37,7 +37,9 @@ def test_every_row_is_the_path_from_a_root_to_its_last_slot(rows: list[np.ndarra
 def test_a_tree_has_one_slot_for_each_distinct_prefix(rows: list[np.ndarray]) -> None:
     prefixes = {tuple(row[:end]) for row in rows for end in range(1, len(row) + 1)}
     assert len(lay_out(rows)) == len(prefixes)
-    assert sum(growth(rows[:index], row) for index, row in enumerate(rows)) == len(prefixes)
+    trie = Trie()
+    sizes = [trie.add(row) for row in rows]
+    assert sizes == [len(lay_out(rows[: n + 1])) - (len(lay_out(rows[:n])) if n else 0) for n in range(len(rows))]
 
 
 @settings(max_examples=100, derandomize=True, deadline=None)

@@ -14,7 +14,7 @@ import numpy as np
 from tracemask.core.errors import TrainError
 from tracemask.store.pack import Overlong, pack
 from tracemask.train.config import Packing
-from tracemask.train.tree import Layout, Sharing, concat, growth, lay_out
+from tracemask.train.tree import Layout, Sharing, Trie, concat, lay_out
 
 WORTH_SHARING = 0.8  # slots per token below which a tree beats plain packing on a CPU (bench/train.py)
 
@@ -85,7 +85,7 @@ def size_of(rollout: Rollout, sharing: Sharing) -> int:
     """Slots a rollout takes alone."""
     if sharing is Sharing.ROWS:
         return rollout.tokens
-    return sum(growth(rollout.ids[:index], ids) for index, ids in enumerate(rollout.ids))
+    return _added(Trie(), rollout)
 
 
 def fit(rollout: Rollout, *, budget: int, packing: Packing, overlong: Overlong) -> Rollout | None:
@@ -124,16 +124,14 @@ def grow(group: Sequence[Rollout], *, budget: int, packing: Packing) -> list[Tre
         return [Tree((one,), Sharing.ROWS, one.tokens) for one in group]
     trees: list[Tree] = []
     members: list[Rollout] = []
-    rows: list[np.ndarray] = []
-    slots = 0
+    trie, slots = Trie(), 0
     for rollout in group:
-        more = _growth(rows, rollout)
+        more = _added(trie, rollout)
         if members and slots + more > budget:
             trees.append(Tree(tuple(members), Sharing.TREE, slots))
-            members, rows, slots = [], [], 0
-            more = _growth(rows, rollout)
+            members, trie, slots = [], Trie(), 0
+            more = _added(trie, rollout)
         members.append(rollout)
-        rows.extend(rollout.ids)
         slots += more
     if members:
         trees.append(Tree(tuple(members), Sharing.TREE, slots))
@@ -148,13 +146,9 @@ def _worth(tree: Tree, budget: int) -> list[Tree]:
     return [Tree((one,), Sharing.ROWS, one.tokens) for one in tree.rollouts]
 
 
-def _growth(rows: Sequence[np.ndarray], rollout: Rollout) -> int:
-    known = list(rows)
-    total = 0
-    for ids in rollout.ids:
-        total += growth(known, ids)
-        known.append(ids)
-    return total
+def _added(trie: Trie, rollout: Rollout) -> int:
+    """Slots that the rollout's rows add to the tree, which holds them afterwards."""
+    return sum(trie.add(ids) for ids in rollout.ids)
 
 
 def share(trees: Sequence[Tree], ranks: int) -> list[list[Tree]]:

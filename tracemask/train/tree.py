@@ -161,11 +161,33 @@ def concat(layouts: Sequence[Layout]) -> Layout:
     )
 
 
-def growth(rows: Sequence[np.ndarray], row: np.ndarray) -> int:
-    """Slots that `row` adds to the tree of `rows`: its length less its longest common prefix with any of them."""
-    shared = 0
-    for other in rows:
-        stop = min(len(other), len(row))
-        if stop > shared and np.array_equal(other[:shared], row[:shared]):
-            shared = common_prefix(other, row, start=shared, stop=stop)
-    return len(row) - shared
+class Trie:
+    """The prefixes of the rows added so far, to know how many slots one more takes before anything is laid out."""
+
+    def __init__(self) -> None:
+        self._edges: dict[int, _Edge] = {}
+
+    def add(self, row: np.ndarray) -> int:
+        """Adds `row`; the slots it takes: its length less its longest common prefix with any row before. O(tokens)."""
+        edges, depth = self._edges, 0
+        while depth < len(row):
+            token = int(row[depth])
+            edge = edges.get(token)
+            if edge is None:
+                edges[token] = _Edge(row, len(row), {})
+                return len(row) - depth
+            depth = common_prefix(edge.row, row, start=depth, stop=min(edge.end, len(row)))
+            if depth < edge.end:  # the row leaves, or ends, inside: the edge is cut there
+                edge.below = {int(edge.row[depth]): _Edge(edge.row, edge.end, edge.below)}
+                edge.end = depth
+            edges = edge.below
+        return 0
+
+
+@dataclass(slots=True)
+class _Edge:
+    """Tokens of `row` up to `end`, from where the edge above ends."""
+
+    row: np.ndarray
+    end: int
+    below: dict[int, _Edge]
