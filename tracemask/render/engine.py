@@ -16,7 +16,7 @@ from tracemask.core.vocab import Origin
 from tracemask.render.budget import MAX_SOURCE, Progress
 from tracemask.render.codegen import refuse_nodes
 from tracemask.render.fields import wrap, wrap_message
-from tracemask.render.manner import Manner, manners
+from tracemask.render.manner import Arguments, Manner, manners, quotes_arguments
 from tracemask.render.provenance import Text, plain
 from tracemask.render.sandbox import TracingContext, make_environment
 from tracemask.render.tags import MAX_CHARS, At, LimitExceeded, Mark, Run, Tag, Untraceable, check_size
@@ -69,20 +69,31 @@ class Engine:
             raise self._coded(error, progress) from None
 
     def render(self, job: Job) -> RenderedText:
-        """The text and its spans, of the messages as transformers passes them. Where that makes the template fail,
-        absent content and tool-call arguments are passed in the other ways that engines do, and that is recorded."""
+        """The text and its spans, of the messages as transformers passes them. Where that makes the template fail, or
+        quote arguments that are JSON already, they are passed in the other ways that engines do, and that is recorded.
+        """
         for index, message in enumerate(job.messages):
             if isinstance(message.get("content"), (list, tuple)):
                 self._refuse_media(message["content"], index)
+        quoted: RenderedText | None = None
         failed: RenderError | None = None
         for manner in manners(job.messages, asks_for_null=self._asks_for_null):
+            if quoted is not None and manner.arguments is not Arguments.PARSED:
+                continue
             try:
-                return manner.noted(self._render(job, manner), job.messages)
+                rendered = manner.noted(self._render(job, manner), job.messages)
             except RenderError as error:
                 if error.code != "TM920":
                     raise
                 if failed is None or error.what.startswith(_REFUSES):  # what a template says itself tells most
                     failed = error
+                continue
+            if quoted is None and quotes_arguments(rendered, job.messages):
+                quoted = rendered
+                continue
+            return rendered
+        if quoted is not None:
+            return quoted
         assert failed is not None
         raise failed
 

@@ -9,6 +9,7 @@ from enum import Enum
 from itertools import product
 from typing import Any, NamedTuple
 
+from tracemask.core.vocab import Origin
 from tracemask.render.text import RenderedText
 
 Message = Mapping[str, Any]
@@ -101,6 +102,28 @@ def manners(messages: Sequence[Message], *, asks_for_null: bool) -> Iterator[Man
     for form, parts, each in product(arguments, content, absent):
         if form is not Arguments.GIVEN or parts is not Content.GIVEN:
             yield Manner(each, form, parts)
+
+
+def quotes_arguments(rendered: RenderedText, messages: Sequence[Message]) -> bool:
+    """Arguments that are the string of an object stand in the text as a JSON string: as no policy writes them.
+
+    Templates with `arguments | tojson` do that, Qwen2.5, Llama 3.1 and gpt-oss among them: they expect an object.
+    """
+    strings = {
+        index: [value for value in map(_arguments, message["tool_calls"]) if isinstance(value, str)]
+        for index, message in enumerate(messages)
+        if message.get("tool_calls")
+    }
+    said = dict.fromkeys(strings, "")
+    for span in rendered.spans:
+        if span.source in said and span.origin is Origin.TOOL_CALL:
+            said[span.source] += rendered.text[span.start : span.end]
+    return any(_quoted(value, said[index]) for index, values in strings.items() for value in values)
+
+
+def _quoted(arguments: str, said: str) -> bool:
+    spelled = any(json.dumps(arguments, ensure_ascii=ascii) in said for ascii in (False, True))
+    return spelled and object_of(arguments) is not None
 
 
 def _other_content(messages: Sequence[Message]) -> list[Content]:

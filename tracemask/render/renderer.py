@@ -34,7 +34,7 @@ from tracemask.render.turns import Turns, learn_stop
 from tracemask.trace.chat import to_chat
 from tracemask.trace.model import Message, Trace
 
-RENDERER_VERSION = "2"
+RENDERER_VERSION = "3"
 """Changes whenever the same trace could give other tokens or labels."""
 
 
@@ -227,7 +227,7 @@ def _passed_otherwise(plan: BranchPlan) -> list[Finding]:
     for note, what in (("other_content", "content"), ("other_arguments", "tool-call arguments")):
         messages = sorted({index for rendered in renders for index in getattr(rendered, note)})
         if messages:
-            say = f"the template fails on the {what} as the log has them: they were passed in their other form"
+            say = f"the template does not take the {what} as the log has them: they were passed in their other form"
             place = Place(turn=plan.speakers[messages[0]].index)
             found.append(Finding("TM115", say, place, data={"count": len(messages), "what": what}))
     return found

@@ -31,10 +31,10 @@ class Span(NamedTuple):
 class RenderedText:
     """`text` and the spans that cover it exactly once, in order. `generation`: ranges of {% generation %} blocks.
 
-    Messages that were not passed as they are, because the template fails on what they are: `empty_content` and
-    `null_content` had none, and "" or null was passed; `other_content` were passed as one text part though they are a
-    string, or the other way round; `other_arguments` had their tool-call arguments passed as objects though they are
-    strings, or as JSON text though they are objects.
+    Messages that were not passed as they are, because the template fails on them or quotes what is JSON already:
+    `empty_content` and `null_content` had none, and "" or null was passed; `other_content` were passed as one text part
+    though they are a string, or the other way round; `other_arguments` had their tool-call arguments passed as objects
+    though they are strings, or as JSON text though they are objects.
     """
 
     text: str

@@ -74,6 +74,40 @@ def test_what_a_template_takes_is_passed_as_it_is() -> None:
     assert (rendered.text, rendered.passed_otherwise) == (f"gate({compact})", ())
 
 
+DUMPS = (
+    "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% for c in m.tool_calls or [] %}"
+    "{{ c.function.name + '(' }}{{ c.function.arguments|tojson }}{{ ')' }}{% endfor %}{% endfor %}"
+)
+DUMPS_CALLS = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{{ (m.tool_calls or [])|tojson }}{% endfor %}"
+
+
+@pytest.mark.parametrize("sandbox", ["inline", "worker"])
+def test_strings_are_parsed_for_a_template_that_would_quote_their_json(sandbox: Any) -> None:
+    for source in (DUMPS, DUMPS_CALLS):
+        template = Template(source, sandbox=sandbox)
+        for value in ({"id": 1, "to": "é"}, {}, {"code": 'print("{}")\n'}):
+            given, parsed = template.render(called(value)), template.render(called(f" {json.dumps(value)}"))
+            assert parsed.text == given.text and parsed.spans == given.spans
+            assert (given.other_arguments, parsed.other_arguments) == ((), (1,))
+
+
+def test_one_string_among_objects_and_broken_strings_is_parsed_alone() -> None:
+    chat = [*called({"id": 1}), *called('{"id": 2}'), *called('{"id":'), *called('"{}"')]
+    rendered = Template(DUMPS, sandbox="inline").render(chat)
+    assert [part.partition("(")[2] for part in rendered.text.split("<assistant>")[1:]] == [
+        '{"id": 1})<user>Open.', '{"id": 2})<user>Open.', '"{\\"id\\":")<user>Open.', '"\\"{}\\"")',
+    ]  # fmt: skip
+    assert rendered.other_arguments == (3,)
+
+
+def test_words_of_a_tool_that_quote_json_do_not_parse_what_is_printed_verbatim() -> None:
+    said = json.dumps({"arguments": '{"to":"x"}'})
+    chat = [*called('{"to":"x"}'), {"role": "tool", "content": said}]
+    source = CONCATENATES.replace("{% for c", "{{ m.content }}{% for c")
+    rendered = Template(source, sandbox="inline").render(chat)
+    assert (rendered.text, rendered.passed_otherwise) == (f'Open.gate({{"to":"x"}}){said}', ())
+
+
 def test_a_string_that_is_no_object_stays_refused_by_name() -> None:
     for text in ('{"id": 1', "[1]", '"x"', ""):
         with pytest.raises(RenderError, match="message 1.*TM920"):

@@ -46,8 +46,9 @@ def codes(spelling: str, *arguments: Any, name: str = "f") -> list[str]:
 @pytest.mark.parametrize("spelling", SPELLINGS.values(), ids=SPELLINGS)
 @pytest.mark.parametrize("arguments", WHOLE)
 def test_a_call_that_is_spelled_in_full_is_not_called_lost(spelling: str, arguments: Any) -> None:
-    assert codes(spelling, arguments) == []
-    assert codes(spelling, arguments, arguments, {"other": "call"}) == []
+    quotes = spelling == SPELLINGS["json"] and arguments in ("{}", '{"k":1}')  # strings that are parsed for it
+    assert codes(spelling, arguments) == ["TM115"] * quotes
+    assert codes(spelling, arguments, arguments, {"other": "call"}) == ["TM115"] * quotes
 
 
 @pytest.mark.parametrize("spelling", DROPS.values(), ids=DROPS)

@@ -3,6 +3,7 @@ tokenizers package, over every template. A region begins where the generation pr
 
 from __future__ import annotations
 
+import copy
 import json
 import random
 import re
@@ -81,7 +82,10 @@ class Plain:
         from transformers.utils.chat_template_utils import render_jinja_template
 
         options = {"chat_template": self.source, "add_generation_prompt": prompt, **self.tokens}
-        return render_jinja_template(conversations=[chat], tools=tools, **options)[0][0]
+        said = render_jinja_template(conversations=[chat], tools=tools, **options)[0][0]
+        if any(json.dumps(value, ensure_ascii=False) in said for value in strings(chat)):  # JSON quoted as a string
+            return render_jinja_template(conversations=[parsed(chat)], tools=tools, **options)[0][0]
+        return said
 
     def region(self, drawn: Drawn, k: int, stops: list[str]) -> str | None:
         """The text of reply k with its stop; None where the definition leaves it open."""
@@ -101,6 +105,21 @@ class Plain:
         at, stop = min(found) if found else (len(own), "")
         said = own[start : at + len(stop)]
         return said if said in whole and found else None
+
+
+def strings(chat: Chat) -> list[str]:
+    """Arguments that are strings."""
+    calls = [call for message in chat for call in message.get("tool_calls", ())]
+    return [call["function"]["arguments"] for call in calls if isinstance(call["function"]["arguments"], str)]
+
+
+def parsed(chat: Chat) -> Chat:
+    """The conversation as engines pass it: arguments are objects."""
+    chat = copy.deepcopy(chat)
+    for call in [call for message in chat for call in message.get("tool_calls", ())]:
+        if isinstance(call["function"]["arguments"], str):
+            call["function"]["arguments"] = json.loads(call["function"]["arguments"])
+    return chat
 
 
 def located(row: Sample, tokenizer: Tokenizer) -> tuple[str, np.ndarray]:

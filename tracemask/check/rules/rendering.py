@@ -75,12 +75,14 @@ def passed_otherwise(view: View) -> Iterator[Finding]:
     """Content or tool-call arguments reached the template in another form than the log has.
 
     **What it does.** Names the first message of a branch whose arguments were parsed from their string, or spelled as
-    JSON, or whose text was passed as a content part, because the template fails on what the log has.
+    JSON, or whose text was passed as a content part, because the template fails on what the log has, or would quote
+    arguments that are JSON already.
 
     **Why it matters.** Inference servers do the same, so the context is most likely what the policy saw; but how an
     object is spelled as JSON is the renderer's choice.
 
-    **Example.** An OpenAI log, whose arguments are strings, on Qwen3.5's template, which iterates over an object.
+    **Example.** An OpenAI log, whose arguments are strings, on Qwen3.5's template, which iterates over an object, or on
+    Qwen2.5's, which would print `"{\\"pier\\": 4}"`.
 
     **How to fix.** Nothing is wrong. Log sampled ids and prompt ids to be sure of every token.
 
