@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from tracemask.check.fix import fix_dataset
 from tracemask.check.formats import FORMATS
+from tracemask.check.lens import Lens
 from tracemask.check.runner import check_dataset
 from tracemask.render.tokenizer import Tokenizer
 from tracemask.store.row import Row
@@ -77,3 +78,15 @@ def test_any_rows_can_be_repaired_without_an_error_and_ids_never_change(data):
     for row in data:
         fixed = fixer(row)
         assert fixed is None or np.array_equal(fixed["token_ids"], row["token_ids"])
+
+
+@settings(max_examples=80, derandomize=True, deadline=None)
+@given(st.text(st.characters(exclude_categories=["Cs"]), max_size=40))
+def test_a_run_is_canonical_exactly_where_the_tokenizer_writes_it_so(text):
+    lens, own = Lens(TOKENIZER), TOKENIZER.plain_batch([text])[0]
+    bytewise = [TOKENIZER.id_table.index(bytes([byte])) for byte in text.encode()]
+    for ids in (own, bytewise):
+        flat = np.array(ids, np.int32)
+        raw, offsets = lens.bytes_of(flat)
+        edges = np.array([0, len(ids)] if ids else [], np.int64)
+        assert (not lens.noncanonical(flat, raw, offsets, edges[:1], edges[1:])) is (ids == own)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from bisect import bisect_right
 
 from tracemask.core.vocab import Part
 
@@ -83,8 +82,3 @@ def reply_parts(text: str, *, opened: str | None = None) -> tuple[list[int], lis
         starts += [match.start(), at]
         parts += [_PART.get(opener, Part.TOOL_CALL), Part.CONTENT]
     return starts, parts
-
-
-def part_at(starts: list[int], parts: list[Part], position: int) -> Part:
-    """The part that holds character `position`."""
-    return parts[bisect_right(starts, position) - 1]

@@ -5,7 +5,6 @@ Knows ids and labels; knows no template.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -134,36 +133,3 @@ def common_prefix(left: np.ndarray, right: np.ndarray) -> int:
     size = min(len(left), len(right))
     different = np.flatnonzero(left[:size] != right[:size])
     return int(different[0]) if len(different) else size
-
-
-@dataclass(frozen=True, slots=True)
-class Split:
-    """A row of a split: ids[T] and mask[T] (1: sampled and owned here), and where it left another row."""
-
-    ids: list[int]
-    mask: list[int]
-    fork: Fork | None
-
-
-def split_steps(steps: Sequence[tuple[Sequence[int], Sequence[int]]]) -> list[Split]:
-    """Rows of (prompt ids, sampled ids) calls in order, by the same rule that rendering uses."""
-    stitcher = Stitcher()
-    for prompt, sampled in steps:
-        context, reply = np.asarray(prompt, np.int32), np.asarray(sampled, np.int32)
-        row, have = stitcher.open(context, None, 0)
-        row.append(_bare(context[have:]))
-        row.own(row.length, row.length + len(reply))
-        row.append(_bare(reply))
-    out: list[Split] = []
-    for row in stitcher.rows:
-        mask = np.zeros(row.length, np.int64)
-        for start, end in row.owned:
-            mask[start:end] = 1
-        out.append(Split(row.ids.tolist(), mask.tolist(), row.fork))
-    return out
-
-
-def _bare(ids: np.ndarray) -> Stream:
-    zeros = np.zeros(len(ids), np.uint8)
-    none = np.full(len(ids), -1, np.int32)
-    return Stream(ids, zeros, zeros, zeros, zeros, none, none, np.full(len(ids), np.nan, np.float32))

@@ -7,12 +7,14 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
-from tracemask.render.drift import diagnose
+from tracemask.render.drift import compare
 from tracemask.render.renderer import Renderer
 from tracemask.render.sample import Sample
-from tracemask.render.stitch import split_steps
+from tracemask.render.stitch import Stitcher
+from tracemask.render.stream import Stream
 from tracemask.render.template import Template
 from tracemask.render.tokenizer import Tokenizer
 from tracemask.render.truncate import truncate
@@ -76,11 +78,10 @@ def test_render_gives_the_known_ids_and_sampled_positions(case: dict[str, Any], 
 @named("drift")
 def test_sampled_ids_stay_and_drift_is_named_with_its_first_index(case: dict[str, Any], real_tokenizer: Any) -> None:
     tokenizer = loaded(real_tokenizer(case["tokenizer"]))
-    found = diagnose(tokenizer, case["sampled_ids"])
-    offset = len(case.get("prompt_ids", []))
     if "messages" not in case:
-        assert found and found[0].cause == case["cause"]
-        assert offset + found[0].first == case["token_index"]
+        found = compare(tokenizer, case["sampled_ids"], case["reencoded"])
+        assert found is not None and found.cause == case["cause"]
+        assert len(case.get("prompt_ids", [])) + found.first == case["token_index"]
     messages = case.get("messages") or [
         {"role": "user", "content": "?"},
         {"role": "assistant", "content": tokenizer.decode_bytes(case["sampled_ids"]).decode(errors="replace")},
@@ -99,15 +100,25 @@ def test_sampled_ids_stay_and_drift_is_named_with_its_first_index(case: dict[str
         assert [(item.cause, item.token) for item in drift] == [(case["cause"], case["token_index"])]
 
 
+def bare(ids: np.ndarray) -> Stream:
+    zeros, none = np.zeros(len(ids), np.uint8), np.full(len(ids), -1, np.int32)
+    return Stream(ids, zeros, zeros, zeros, zeros, none, none, np.full(len(ids), np.nan, np.float32))
+
+
 @named("split")
 def test_calls_merge_only_where_the_whole_row_is_the_next_prompt(case: dict[str, Any]) -> None:
-    rows = split_steps(case["steps"])
-    assert [row.ids for row in rows] == [ids for ids, _ in case["rows"]]
-    for row, (_, spans) in zip(rows, case["rows"], strict=True):
-        assert [index for index, value in enumerate(row.mask) if value] == [
-            index for start, end in spans for index in range(start, end)
-        ]
-    assert sum(sum(row.mask) for row in rows) == sum(len(sampled) for _, sampled in case["steps"])
+    stitcher = Stitcher()
+    for prompt, sampled in case["steps"]:
+        context, reply = np.asarray(prompt, np.int32), np.asarray(sampled, np.int32)
+        row, have = stitcher.open(context, None, 0)
+        row.append(bare(context[have:]))
+        row.own(row.length, row.length + len(reply))
+        row.append(bare(reply))
+    assert [row.ids.tolist() for row in stitcher.rows] == [ids for ids, _ in case["rows"]]
+    owned = [[list(span) for span in row.owned if span[0] < span[1]] for row in stitcher.rows]
+    assert owned == [[list(span) for span in spans] for _, spans in case["rows"]]
+    tokens = sum(end - start for spans in owned for start, end in spans)
+    assert tokens == sum(len(sampled) for _, sampled in case["steps"])
 
 
 @named("extend")
