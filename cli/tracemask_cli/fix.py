@@ -56,7 +56,7 @@ def _apply(dataset: Any, fixer: Any, out: str | None, diff: bool) -> int:
     if dataset.kind == "tracemask":
         from tracemask.store.derive import rewrite
 
-        names = sorted({fix.code for fix in fixer._fixes})
+        names = sorted({fix.code for fix in fixer.fixes})
         manifest = rewrite(dataset, out, fixer, config={"fix": names})
         return sum(shard.rows for shard in manifest.shards)
     return _write_lines(dataset, fixer, out)

@@ -9,6 +9,7 @@ from check_make import SMALL, TALK, Foreign, Rows, changed, chat, foreign, ours
 from tracemask.check.config import Settings
 from tracemask.check.runner import check_dataset
 from tracemask.render.tokenizer import Tokenizer
+from tracemask.store.row import Row
 
 
 @pytest.fixture(scope="module")
@@ -128,3 +129,10 @@ def test_our_own_rows_with_a_column_of_advantages_are_judged_too(rows):
         made.append(changed(row, advantage=column))
     report = check_dataset(Rows(made), tokenizer=tokenizer, settings=Settings(select=("TM408",)))
     assert report.findings == [] and "TM408" in report.ran
+
+
+def test_rows_that_all_bear_one_number_are_all_gathered_into_groups():
+    columns = {"token_ids": np.arange(10, dtype=np.int32), "mask": np.ones(10, bool)}
+    rows = [Row(0, columns, {"trace_id": f"t{i}", "group_id": "g", "reward": 1.0}) for i in range(4)]
+    report = check_dataset(rows, settings=Settings(select=("TM406",), block_tokens=10))
+    assert [finding.message for finding in report.findings] == ["group g: all 4 rewards are 1, so every advantage is 0"]

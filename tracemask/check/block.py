@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 
 from tracemask.check.finding import Finding, Place, Severity
+from tracemask.core.limits import IGNORED
 from tracemask.store.row import Row
 from tracemask.store.schema import DERIVED_PREFIXES, OPTIONAL_COLUMNS, TOKEN_COLUMNS
 
-IGNORED = -100  # the label that trains nothing, in torch's cross-entropy and everywhere since
 # Columns that speak of tokens one by one; other lists of a row may have any length.
 PER_TOKEN = frozenset(
     (*TOKEN_COLUMNS, *OPTIONAL_COLUMNS, "labels", "mask", "attention_mask", "position_ids", "entropy")
@@ -87,10 +87,6 @@ class Block:
             self.facts[key] = np.concatenate(parts) if parts else np.zeros(0)
         return self.facts[key]
 
-    def rows_with(self, name: str) -> np.ndarray:
-        """bool[R]: the rows that have the column."""
-        return np.array([name in columns for columns in self._kept], dtype=bool)
-
     @cached_property
     def labels(self) -> np.ndarray | None:
         """labels[N], IGNORED where nothing is trained, as stored."""
@@ -100,9 +96,7 @@ class Block:
     def logprob(self) -> np.ndarray | None:
         """logprob[N] float32, NaN where there is none; None where no token of the block has one."""
         values = self.column("logprob", neutral=np.nan)
-        if values is None or not np.isfinite(values).any():
-            return None if values is None or np.isnan(values).all() else values
-        return values
+        return None if values is None or np.isnan(values).all() else values
 
     @cached_property
     def weights(self) -> dict[str, np.ndarray]:

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tracemask.check.block import IGNORED, Block
+from tracemask.check.block import Block
+from tracemask.core.limits import IGNORED
 
 DECIDED = 0.99  # share of labels that must match ids at one shift
 MARGIN = 0.10  # and by how much that shift must win

@@ -11,16 +11,16 @@ from typing import Any
 
 import numpy as np
 
-from tracemask.check.block import IGNORED, Block
+from tracemask.check.block import Block
 from tracemask.check.config import Settings
 from tracemask.check.context import Run
 from tracemask.check.rules.authors import environment_like
-from tracemask.check.rules.labels import label_convention
 from tracemask.check.rules.openers import prefilled
 from tracemask.check.rules.scores import logprob_shifted
-from tracemask.check.rules.shift import first_token_dropped, stop_untrained, tail_tokens
+from tracemask.check.rules.shift import tail_tokens
 from tracemask.check.turns import NOWHERE
 from tracemask.check.view import View
+from tracemask.core.limits import IGNORED
 from tracemask.core.vocab import Author
 from tracemask.store.row import Row
 
@@ -190,7 +190,6 @@ FIXES: tuple[Fix, ...] = (
     Fix("TM301", False, "leave out rows without loss", _drop),
     Fix("TM502", False, "leave out repeated rows", _drop),
 )
-assert {stop_untrained.code, first_token_dropped.code, label_convention.code} <= {fix.code for fix in FIXES}
 
 
 def chosen(codes: Iterable[str], *, unsafe: bool) -> list[Fix]:
@@ -206,7 +205,7 @@ class Fixer:
         self.run = run
         self.changes: list[Change] = []
         codes = {fix.code for fix in fixes}
-        self._fixes = fixes
+        self.fixes = fixes
         self._rows: dict[int, set[str]] = {}
         for finding in report.findings:
             if finding.code in codes and finding.place.row is not None:
@@ -215,7 +214,7 @@ class Fixer:
     def __call__(self, row: Row) -> Row | None:
         """The repaired row, the row itself, or None where it is to be left out."""
         wanted = self._rows.get(row.index, set())
-        for fix in self._fixes:
+        for fix in self.fixes:
             if fix.code not in wanted:
                 continue
             changed = fix.repair(View(Block([row]), self.run))

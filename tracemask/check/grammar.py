@@ -191,10 +191,6 @@ def _opener(lens: Lens, role: Role, ids: list[int]) -> Opener:
     return Opener(role, tuple(ids[:end]), tuple(ids[end : end + _blanks(lens, ids[end:])]))
 
 
-def _is_word(text: str) -> bool:
-    return bool(text.strip()) and not text[0].isspace()
-
-
 def _more_openers(lens: Lens, render: Render, first: set[int], stops: frozenset[int]) -> list[Opener]:
     """Openers of system and tool messages, where the template has them; first: ids that begin known openers."""
     out = []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,8 +20,6 @@ _AS_FINDINGS = frozenset({"TM506", "TM508"})  # what a rule states about files, 
 
 def open_given(dataset: Any, settings: Settings) -> Any:
     """The dataset behind a path or paths; the StoreError that a rule states; anything else as it is."""
-    from os import PathLike
-
     paths = [dataset] if isinstance(dataset, (str, PathLike)) else dataset
     if isinstance(paths, list) and paths and all(isinstance(path, (str, PathLike)) for path in paths):
         for path in paths:

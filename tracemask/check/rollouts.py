@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from tracemask.check.finding import Place
 from tracemask.check.view import View
+
+T = TypeVar("T")
 
 
 @dataclass(slots=True)
@@ -37,16 +41,15 @@ class Groups:
 
     by_id: dict[str, list[Rollout]] = field(default_factory=dict)
     loose: list[Rollout] = field(default_factory=list)
-    done: int = -1
 
 
 def gather(view: View) -> Groups:
     """The run's groups with this block's rows added; every rule may call it, only the first call adds."""
     groups: Groups = view.run.state("groups", Groups)
     block = view.block
-    if not block.rows or groups.done >= block.rows[-1].index:
+    if "gathered" in block.facts:
         return groups
-    groups.done = block.rows[-1].index
+    block.facts["gathered"] = True
     for i, row in enumerate(block.rows):
         rollout = _rollout(view, i, row.scalars)
         name = row.scalars.get("group_id")
@@ -57,7 +60,7 @@ def gather(view: View) -> Groups:
     return groups
 
 
-def _rollout(view: View, i: int, scalars: Any) -> Rollout:
+def _rollout(view: View, i: int, scalars: Mapping[str, Any]) -> Rollout:
     block = view.block
     begin, end = int(block.offsets[i]), int(block.offsets[i + 1])
     ids = block.ids[begin:end]
@@ -66,16 +69,14 @@ def _rollout(view: View, i: int, scalars: Any) -> Rollout:
         mask = mask & view.policy[begin:end]
     own = mask.any() if len(mask) else False
     first = int(np.argmax(mask)) if own else len(ids)
-    text = lambda name: None if scalars.get(name) is None else str(scalars.get(name))  # noqa: E731
-    number = lambda name: None if scalars.get(name) is None else float(scalars.get(name))  # noqa: E731
     sampled = ids[mask] if own else ids[:0]
     return Rollout(
         row=block.rows[i].index,
-        trace=text("trace_id"),
-        task=text("task_id"),
-        reward=number("reward"),
-        advantage=number("advantage") if scalars.get("advantage") is not None else _constant(view, begin, end),
-        attempt=None if scalars.get("attempt") is None else int(scalars["attempt"]),
+        trace=_read(scalars, "trace_id", str),
+        task=_read(scalars, "task_id", str),
+        reward=_read(scalars, "reward", float),
+        advantage=_constant(view, begin, end) if scalars.get("advantage") is None else float(scalars["advantage"]),
+        attempt=_read(scalars, "attempt", int),
         prompt=None
         if view.wrong_vocabulary[i]
         else _prompt_hash(view, begin, begin + _prompt_end(view, begin, end, first)),
@@ -85,8 +86,13 @@ def _rollout(view: View, i: int, scalars: Any) -> Rollout:
         shard=block.shards[i],
         path=block.path or block.shards[i] or None,
         fork=scalars.get("fork_row") is not None or bool(scalars.get("branch")),
-        identity=text("id"),
+        identity=_read(scalars, "id", str),
     )
+
+
+def _read(scalars: Mapping[str, Any], name: str, kind: Callable[[Any], T]) -> T | None:
+    value = scalars.get(name)
+    return None if value is None else kind(value)
 
 
 def _constant(view: View, begin: int, end: int) -> float | None:
@@ -119,8 +125,6 @@ def _prompt_hash(view: View, begin: int, end: int) -> int:
 
 def hash_of(ids: Any) -> int:
     """64 bits of blake2b over ids: equal for equal ids on every machine."""
-    import hashlib
-
     raw = np.ascontiguousarray(ids, dtype="<i4").tobytes()
     return int.from_bytes(hashlib.blake2b(raw, digest_size=8).digest(), "little")
 

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 EXPONENT_CAP = 20.0  # nats; beyond it e^x continues as its tangent
-POSITIVE_TOLERANCE = 1e-4  # a log-prob this far above 0 is rounding, more is an error (TM404)
 
 
 class Exponential(NamedTuple):

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from tracemask.core.errors import LossError
+from tracemask.core.limits import LOGPROB_CEILING
 from tracemask.loss.batch import Targets
 from tracemask.loss.components import Component, restrict
 from tracemask.loss.metrics import Tally, tally_component, tally_distance
-from tracemask.loss.numerics import POSITIVE_TOLERANCE
 from tracemask.loss.output import ComponentValue
 from tracemask.loss.terms import Level, TermInputs, TermResult
 
@@ -174,7 +174,7 @@ class Objective:
         for part in parts:
             for values, _ in self._looked_at(lp, part):
                 bad = bad | (part.keep & ~torch.isfinite(values))
-            bad = bad | (part.keep & (lp > POSITIVE_TOLERANCE)) | ~torch.isfinite(part.share)
+            bad = bad | (part.keep & (lp > LOGPROB_CEILING)) | ~torch.isfinite(part.share)
         if not bool(bad.any()):
             return
         target = int(bad.nonzero()[0])
@@ -184,7 +184,7 @@ class Objective:
             for values, word in self._looked_at(lp, part):
                 if not bool(torch.isfinite(values[target])):
                     self._raise(target, f"{word} is {float(values[target])}", part)
-            if float(lp[target]) > POSITIVE_TOLERANCE:
+            if float(lp[target]) > LOGPROB_CEILING:
                 self._raise(target, f"log-prob {float(lp[target]):.6g} is above 0", part)
             if not bool(torch.isfinite(part.share[target])):
                 self._raise(target, "weight or denominator is not usable", part)

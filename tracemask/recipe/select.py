@@ -9,6 +9,7 @@ from functools import lru_cache
 import numpy as np
 
 from tracemask.core.errors import RecipeError
+from tracemask.core.limits import IGNORED
 from tracemask.core.vocab import Author, Code, Part, Role
 from tracemask.recipe.component import BODY, OTHERS, Component, Rule
 from tracemask.store.row import Row
@@ -52,7 +53,7 @@ def sampled_tokens(row: Row) -> np.ndarray:
     labels = row.get("labels")
     if labels is None:
         raise _lacks(row, "sampled", "nor a mask or labels")
-    return labels != -100
+    return labels != IGNORED
 
 
 def owned_tokens(row: Row) -> np.ndarray:

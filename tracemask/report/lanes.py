@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from tracemask.check.block import per_token
+from tracemask.core.limits import IGNORED
 from tracemask.core.vocab import Author, Code, Part, Role
 from tracemask.store.row import Row
 
@@ -66,7 +67,7 @@ def stored_weights(row: Row) -> dict[str, np.ndarray]:
     if streams:
         return {name: np.asarray(stream, np.float32) for name, stream in sorted(streams.items())}
     if (labels := row.get("labels")) is not None:
-        return {"labels": (np.asarray(labels) != -100).astype(np.float32)}
+        return {"labels": (np.asarray(labels) != IGNORED).astype(np.float32)}
     for name in ("mask", "sampled"):
         if (mask := row.get(name)) is not None:
             return {name: np.asarray(mask).astype(np.float32)}

@@ -8,9 +8,9 @@ from typing import cast
 
 from tracemask.core.errors import TraceError
 from tracemask.core.finding import Finding, Place
-from tracemask.trace.model import Message, Reasoning, ToolCall, ToolResult, Trace
+from tracemask.core.limits import LOGPROB_CEILING
+from tracemask.trace.model import ToolCall, ToolResult, Trace
 
-LOGPROB_CEILING = 1e-4
 REWARD_TOLERANCE = 1e-6
 
 
@@ -277,5 +277,3 @@ RULES: tuple[Callable[[Trace], Iterator[Finding]], ...] = (
     rewards,
 )
 BREAKING = (tree, lengths)
-
-__all__ = ["RULES", "Message", "Reasoning", "findings", "refuse_broken"]

@@ -17,7 +17,7 @@ from pydantic import BaseModel, ValidationError
 from tracemask.core.errors import TraceError
 from tracemask.trace.arrays import Packed, floats_to_base64, ints_to_base64
 from tracemask.trace.fields import first_problem
-from tracemask.trace.model import SCHEMA_VERSION, Message, Sampled, Trace
+from tracemask.trace.model import SCHEMA_VERSION, Sampled, Trace
 
 MAJOR = int(SCHEMA_VERSION.split(".")[0])
 
@@ -147,4 +147,4 @@ def upgrade(value: dict[str, Any]) -> dict[str, Any]:
     return value
 
 
-__all__ = ["Arrays", "Message", "dumps", "from_json", "to_json", "upgrade", "write_traces"]
+__all__ = ["Arrays", "dumps", "from_json", "to_json", "upgrade", "write_traces"]

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from tracemask.check.block import IGNORED
 from tracemask.check.finding import ERROR, Finding
 from tracemask.check.rule import Need, rule
 from tracemask.check.view import View
+from tracemask.core.limits import IGNORED
 
 
 @rule("TM303", "label-convention", ERROR, needs=(Need.IDS, Need.LABELS))

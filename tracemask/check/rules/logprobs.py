@@ -9,8 +9,8 @@ import numpy as np
 from tracemask.check.finding import ERROR, WARNING, Finding
 from tracemask.check.rule import Need, rule
 from tracemask.check.view import View
+from tracemask.core.limits import LOGPROB_CEILING
 
-ABOVE_ZERO = 1e-4  # log-probs are ≤ 0; rounding of a softmax may reach this
 PLACEHOLDER = 0.95  # share of a row's log-probs that are one constant
 LEAST = 16
 
@@ -90,7 +90,7 @@ def logprob_invalid(view: View) -> Iterator[Finding]:
     kinds = {
         "missing": np.isnan(values) & ~stray[block.row_of],
         "infinite": np.isinf(values),
-        "positive": (values > ABOVE_ZERO) & (values != 1) & np.isfinite(values),
+        "positive": (values > LOGPROB_CEILING) & (values != 1) & np.isfinite(values),
     }
     for cause, flags in kinds.items():
         places = np.flatnonzero(judged & flags)

@@ -85,9 +85,10 @@ def mask_runs_to_end(view: View) -> Iterator[Finding]:
     **Limits.** A mask that skips one of the later turns is reported by TM306 and TM307 instead.
     """
     block = view.block
+    assert view.mask is not None
+    starts, ends = block.spans(view.mask)
     for row in np.flatnonzero(view.runs_on & (view.shift == 0) & ~view.wrong_vocabulary).tolist():
         begin, end = int(block.offsets[row]), int(block.offsets[row + 1])
-        starts, ends = block.spans(view.mask)  # type: ignore[arg-type]
         last = int(np.searchsorted(starts, end)) - 1
         start = int(starts[last])
         other = np.flatnonzero(~view.policy[start : int(ends[last])] & ~view.leading[start : int(ends[last])])

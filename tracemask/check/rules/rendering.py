@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import date
 from typing import Any
+
+import numpy as np
 
 from tracemask.check.context import Run
 from tracemask.check.finding import ERROR, INFO, WARNING, Finding
@@ -155,10 +158,6 @@ def _number(value: object) -> int | None:
 
 def _at_turn(view: View, i: int, finding: Finding, turn: int) -> Finding:
     """A note about a message: placed at the message's first token, where the row has it."""
-    from dataclasses import replace
-
-    import numpy as np
-
     token = finding.place.token
     message = view.block.rows[i].get("message")
     if token is None and message is not None:
@@ -207,8 +206,6 @@ def time_dependent(view: View) -> Iterator[Finding]:
     raw, offsets = view.raw
     seen = view.run.state("TM212", Dates).seen
     at = raw.find(before)
-    import numpy as np
-
     while at >= 0:
         shown = raw[at + len(before) : at + len(before) + length]
         if shown not in seen and len(seen) < 32:

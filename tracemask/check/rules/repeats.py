@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from tracemask.check.block import blocks
 from tracemask.check.context import Run
 from tracemask.check.finding import WARNING, Finding
 from tracemask.check.rollouts import hash_of
@@ -92,7 +93,6 @@ def _hashes(view: View) -> Iterator[tuple[int, int | None]]:
 
 
 def _evaluation(run: Run) -> tuple[set[int], set[int]]:
-    from tracemask.check.block import blocks
     from tracemask.store.reader import open_dataset
 
     assert run.options.eval_path is not None

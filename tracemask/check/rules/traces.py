@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,6 +14,7 @@ from tracemask.check.block import common_prefix
 from tracemask.check.context import Run
 from tracemask.check.finding import ERROR, WARNING, Finding, Place
 from tracemask.check.rule import Need, Scope, rule
+from tracemask.trace.invariants import findings
 from tracemask.trace.model import ToolCall, Trace
 
 MESSAGES = (Need.MESSAGES,)
@@ -28,10 +31,6 @@ def place_in(trace: Trace, turn: int | None = None) -> Place:
 
 def breaches(trace: Trace, run: Run) -> list[Finding]:
     """The trace room's invariants, computed once a trace, with the log's file and line as place."""
-    from dataclasses import replace
-
-    from tracemask.trace.invariants import findings
-
     held: dict[str, Any] = run.state("breaches", dict)
     if held.get("trace") is not trace:
         found = [
@@ -200,8 +199,7 @@ def _fault(call: ToolCall) -> tuple[str, str] | None:
     repeated: list[str] = []
 
     def pairs(items: list[tuple[str, Any]]) -> dict[str, Any]:
-        keys = [key for key, _ in items]
-        repeated.extend(key for key in set(keys) if keys.count(key) > 1)
+        repeated.extend(key for key, count in Counter(key for key, _ in items).items() if count > 1)
         return dict(items)
 
     try:

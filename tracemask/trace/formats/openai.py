@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, cast
 
-from tracemask.core.errors import TraceError
 from tracemask.core.vocab import Fidelity
 from tracemask.trace.chat import cut_short, messages_from_chat
 from tracemask.trace.fields import Fields
@@ -186,4 +185,4 @@ FORMAT = Format(
     read=read,
 )
 
-__all__ = ["FORMAT", "TraceError", "read", "sniff", "strip_nulls", "tools_from"]
+__all__ = ["FORMAT", "read", "sniff", "strip_nulls", "tools_from"]
