@@ -29,8 +29,8 @@ Baseline = Annotated[str | None, typer.Option(help="Do not report findings that 
 WriteBaseline = Annotated[str | None, typer.Option(help="Write all findings to this baseline and exit 0.")]
 Config = Annotated[str | None, typer.Option(help="tracemask.toml or pyproject.toml (default: the nearest).")]
 Eval = Annotated[str | None, typer.Option("--eval", help="Evaluation set that training must not overlap.")]
-MaxTokens = Annotated[int | None, typer.Option(help="The trainer's row budget, for TM602.")]
-GroupSize = Annotated[int | None, typer.Option(help="Rollouts that each group should have, for TM605.")]
+MaxTokens = Annotated[int | None, typer.Option(min=1, help="The trainer's row budget, for TM602.")]
+GroupSize = Annotated[int | None, typer.Option(min=1, help="Rollouts that each group should have, for TM605.")]
 PreShifted = Annotated[bool, typer.Option("--pre-shifted", help="labels[t] names token t + 1 on purpose.")]
 
 

@@ -10,8 +10,9 @@ import pytest
 from check_make import SMALL, TALK, chat, ours
 from typer.testing import CliRunner
 
+from tracemask.check.config import read
 from tracemask.check.rule import all_rules
-from tracemask.core.errors import TracemaskError
+from tracemask.core.errors import TracemaskError, UsageError
 from tracemask.render.tokenizer import Tokenizer
 from tracemask_cli.main import app
 
@@ -202,3 +203,36 @@ def test_a_log_beside_the_rows_lets_the_rules_about_messages_run(data, tmp_path)
     result = check(data, "--traces", log, "--select", "TM1")
     assert result.exit_code == 1 and "TM105 orphan-tool-result" in result.stdout
     assert "TM105" not in check(data, "--select", "TM3").stdout
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("select = 5", "select: "),
+        ('select = "TM3"', "select: "),
+        ('examples = "x"', "examples: "),
+        ('max_tokens = "abc"', "max_tokens: "),
+        ("max_tokens = 0", "max_tokens: "),
+        ("tolerance = 3", "tolerance: "),
+        ('columns = "ids=a"', "columns: "),
+        ("baseline = 3", "baseline: "),
+        ('pre_shifted = "no"', "pre_shifted: "),
+        ('ignore = ["TM107"]', "ignore: "),
+    ],
+)
+def test_a_setting_of_another_kind_is_refused_by_name_and_never_taken_for_findings(tmp_path, line, said):
+    file = tmp_path / "tracemask.toml"
+    file.write_text(f"[check]\n{line}\n")
+    with pytest.raises(UsageError) as caught:
+        read(file)
+    assert (caught.value.code, caught.value.where) == ("TM900", str(file))
+    assert said in caught.value.what
+
+
+def test_a_file_without_a_table_of_settings_is_refused_and_a_day_may_be_a_toml_date(tmp_path):
+    file = tmp_path / "tracemask.toml"
+    file.write_text("check = 3\n")
+    with pytest.raises(UsageError, match="check is 3, not a table"):
+        read(file)
+    file.write_text("[check]\ndate = 2025-03-14\n")
+    assert read(file).date == "2025-03-14"

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import datetime
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from tracemask.check.context import Options
 from tracemask.check.finding import Severity
@@ -89,10 +92,17 @@ def read(path: str | Path) -> Settings:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UsageError("TM900", where=str(path), what=f"not TOML: {error}", fix="correct the file") from None
     if file.name == "pyproject.toml":
-        table = table.get("tool", {}).get("tracemask", {}).get("check", {})
+        for name in ("tool", "tracemask", "check"):
+            table = _table(table.get(name, {}), name, where=str(path))
     else:
-        table = table.get("check", table)
+        table = _table(table.get("check", table), "check", where=str(path))
     return from_table(table, where=str(path))
+
+
+def _table(value: Any, name: str, *, where: str) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise UsageError("TM900", where=where, what=f"{name} is {value!r}, not a table", fix=f"write [{name}]")
+    return value
 
 
 def find(start: str | Path) -> Path | None:
@@ -109,7 +119,10 @@ def find(start: str | Path) -> Path | None:
 
 
 def from_table(table: Mapping[str, Any], *, where: str = "") -> Settings:
-    """Settings from parsed TOML; dashes and underscores are the same."""
+    """Settings from parsed TOML; dashes and underscores are the same.
+
+    UsageError TM902 for unknown keys, TM900 for values of another kind.
+    """
     given = {key.replace("-", "_"): value for key, value in table.items()}
     unknown = sorted(set(given) - _KNOWN)
     if unknown:
@@ -119,17 +132,49 @@ def from_table(table: Mapping[str, Any], *, where: str = "") -> Settings:
             what=f"unknown setting {', '.join(unknown)}",
             fix=f"known: {', '.join(sorted(_KNOWN))}",
         )
+    given = _typed(given, where=where)
     options = Options(**{key: given.pop(key) for key in list(given) if key in _OPTIONS})
     for key in ("select", "require"):
         if key in given:
             given[key] = tuple(given[key])
-    if "ignore" in given and not isinstance(given["ignore"], Mapping):
-        raise UsageError("TM900", where=where, what="ignore is not a table", fix='[...ignore]\nTM107 = "why"')
     if "tolerance" in given:
         given["tolerance"] = {code: Tolerance.of(value) for code, value in given["tolerance"].items()}
     if "fail_on" in given:
         given["fail_on"] = severity(given["fail_on"])
     return Settings(**given, options=options)
+
+
+class _Given(BaseModel):
+    """The kind of every setting that a file may hold."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    select: list[str] = []
+    ignore: dict[str, str] = {}
+    require: list[str] = []
+    tolerance: dict[str, str | int | float] = {}
+    fail_on: str = ""
+    baseline: str | None = None
+    examples: int = Field(default=0, ge=0)
+    columns: dict[str, str] = {}
+    tokenizer: str | None = None
+    template: str | None = None
+    date: str | datetime.date | None = None
+    max_tokens: int | None = Field(default=None, ge=1)
+    group_size: int | None = Field(default=None, ge=1)
+    pre_shifted: bool = False
+    eval_path: str | None = None
+
+
+def _typed(given: dict[str, Any], *, where: str) -> dict[str, Any]:
+    """`given` as it is, a day in ISO form; UsageError TM900 names every setting of another kind."""
+    try:
+        _Given.model_validate(given)
+    except ValidationError as error:
+        faults = "; ".join(f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors())
+        raise UsageError("TM900", where=where, what=faults, fix="docs/howto/check.md shows each setting") from None
+    day = given.get("date")
+    return given | {"date": day.isoformat()} if isinstance(day, datetime.date) else given
 
 
 def severity(text: str) -> Severity:
