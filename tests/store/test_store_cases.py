@@ -14,6 +14,7 @@ import pytest
 from store_rows import dataset, full_row, rows, sample, trace
 
 from tracemask.core.errors import StoreError
+from tracemask.render.renderer import Renderer
 from tracemask.store.commit import write_dataset
 from tracemask.store.convert import RenderConfig, convert
 from tracemask.store.pack import pack
@@ -23,7 +24,9 @@ from tracemask.store.rows import of_sample
 from tracemask.store.schema import make_metadata, token_type
 from tracemask.store.stream import State, Stream
 from tracemask.store.values import Values
+from tracemask.trace import Trace
 
+SMALL = Path(__file__).resolve().parents[2] / "fixtures" / "tokenizers" / "small"
 CASES: dict[str, Any] = json.loads((Path(__file__).resolve().parents[1] / "cases" / "store" / "cases.json").read_text())
 
 
@@ -195,3 +198,18 @@ def test_packed_documents_do_not_see_each_other() -> None:
     assert (logits(ids, positions, blocks)[-n:] - alone).abs().max() < 1e-9
     assert (logits(ids, positions, causal)[-n:] - alone).abs().max() > 1e-3
     assert (logits(ids, torch.arange(len(ids)), causal)[-n:] - alone).abs().max() > 1e-3
+
+
+def test_whether_a_rollout_was_cut_follows_its_finish_reason_and_all_stops() -> None:
+    case = CASES["ended"]
+    front = Renderer(SMALL, stop=["<|endoftext|>"])
+    prompt = [{"role": "user", "content": "q"}]
+    found = []
+    for (text, reason), stop in zip(case["replies"], case["stops"], strict=True):
+        ids = [*front.tokenizer.encode(text), *([front.tokenizer.id_of(stop)] if stop else [])]
+        reply = {"role": "assistant", "content": text, "token_ids": ids, "finish_reason": reason}
+        run = Trace.from_messages([*prompt, reply | {"prompt_token_ids": front.prompt_ids(prompt)}])
+        (row,) = front.render(run)
+        assert row.sampled.sum() == len(ids)
+        found.append(of_sample(row, run).scalars["truncated"])
+    assert found == case["truncated"]

@@ -48,6 +48,7 @@ class _Trace:
     trace: Trace
     stitcher: Stitcher
     owners: dict[int, int]  # message index → row
+    whole: bool = False  # the last reply is "cut short", and its ids end with a stop all the same
 
     def branch(self, plan: BranchPlan) -> None:
         """Adds one branch: its turns in order, then what follows the last of them."""
@@ -131,6 +132,8 @@ class _Trace:
             what = "the reply opens the reasoning block that its prompt leaves open: the engine had another prompt"
             row.findings.append(Finding("TM111", what, place))
         row.truncated = message.cut_short and not ended
+        last = message.cut_short and all(each.role != "assistant" for each in self.trace.messages[index + 1 :])
+        self.whole |= last and ended
         row.stop = message.sampled.finish_reason if message.sampled else message.finish_reason
 
     def _foreign_ids(self, ids: np.ndarray, index: int, first: int) -> list[Finding]:
@@ -269,7 +272,8 @@ class _Trace:
             logprob=np.where(sampled, stream.logprob, np.float32(np.nan)).astype(np.float32),
             fidelity=min(row.fidelities, default=Fidelity.MESSAGES),
             approximate=row.approximate,
-            truncated=row.truncated or bool(self.trace.truncated and row is self.stitcher.rows[-1]),
+            truncated=row.truncated or bool(self.trace.truncated and not self.whole and row is self.stitcher.rows[-1]),
+            complete=self.whole,
             stop=row.stop or self.trace.stop,
             fork=row.fork,
             drift=row.drift,

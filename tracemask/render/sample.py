@@ -40,6 +40,7 @@ class Sample:
     token_ids int32; author, role, part, origin uint8 (codes of core/vocab); message int32 (-1: none);
     sampled bool (author is policy and this row owns the token); logprob float32 (NaN: none, or missing where sampled).
     columns: further per-token arrays (temperature, policy_version, …), each of length T.
+    complete: the run's last reply stopped for length at its own stop token: the run was not cut.
     straddling: context tokens that hold characters of two authors; each has the author of its first byte.
     """
 
@@ -62,6 +63,7 @@ class Sample:
     findings: list[Finding] = field(default_factory=list)
     columns: dict[str, np.ndarray] = field(default_factory=dict)
     straddling: int = 0
+    complete: bool = False
 
     def __len__(self) -> int:
         return len(self.token_ids)

@@ -59,7 +59,7 @@ def _scalars(sample: Sample, trace: Trace, identity: str, columns: dict[str, np.
         "rewards": rewards or None,
         "advantage": trace.advantage,
         "stop": sample.stop if sample.stop is not None else trace.stop,
-        "truncated": bool(sample.truncated or trace.truncated),
+        "truncated": bool(sample.truncated or (trace.truncated and not sample.complete)),
         "fidelity": sample.fidelity.label,
         "approximate": sample.approximate,
         "fork_row": sample.fork.row if sample.fork else None,

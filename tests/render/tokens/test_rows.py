@@ -329,6 +329,16 @@ def test_ids_that_an_environment_wrote_inside_a_reply_are_not_sampled() -> None:
     assert of(row, author=Author.ENVIRONMENT) == " result: blue"
 
 
+def test_a_reply_that_ends_with_its_stop_at_the_length_limit_is_complete() -> None:
+    (row,) = rows(U, sampled("Blue." + STOP, content="Blue.", finish_reason="length"))
+    assert (row.truncated, row.complete, row.stop) == (False, True, "length")
+    (row,) = rows(U, sampled("Blue." + STOP, content="Blue.", finish_reason="stop"), truncated=True)
+    assert (row.truncated, row.complete) == (True, False)  # a harness says more than the tokens do
+    first = sampled("Blue." + STOP, content="Blue.", finish_reason="length")
+    (row,) = rows(U, first, U, sampled("Blue and", content="Blue and", finish_reason="length"))
+    assert (row.truncated, row.complete) == (True, False)
+
+
 def test_tokens_after_a_stop_make_the_turn_untrained() -> None:
     (row,) = rows(U, sampled("Blue." + STOP + "and more" + STOP, content="Blue."))
     assert not row.sampled.any()
