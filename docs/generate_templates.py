@@ -33,7 +33,7 @@ of conversation, generation prompt off and on: {renders} renders of each, compar
 | verdict | renders | meaning |
 | --- | ---: | --- |
 | identical | {identical} | the same bytes, every character with its origin |
-| passed otherwise | {absent} | transformers fails on what the log has, or quotes arguments that are JSON already; absent content is passed as `""` or null, a string as a text part, arguments as an object or as JSON text, as engines do, and that is recorded |
+| passed otherwise | {absent} | transformers fails on what the log has; absent content is passed as `""` or null, a string as a text part, arguments as an object or as JSON text, as engines do, and that is recorded |
 | refused by both | {both} | the template itself refuses this conversation (TM920) |
 | refused by us | {ours} | a construct that cannot be followed (TM921) or a limit (TM922) |
 | differs | {differs} | |
@@ -124,8 +124,6 @@ def renders(name: str, source: str, other: Any, tokens: dict[str, str]) -> Itera
             if theirs is None:
                 passed = ours.passed_otherwise
                 yield kind, "passed otherwise" if passed else "differs", ours, theirs
-            elif ours.other_arguments:
-                yield kind, "passed otherwise", ours, theirs
             else:
                 yield kind, "identical" if ours.text == theirs else "differs", ours, theirs
 

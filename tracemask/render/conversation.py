@@ -17,7 +17,8 @@ class Renders(Protocol):
     """What runs a chat template with provenance (render/template.py)."""
 
     def render(self, messages: list[dict[str, Any]], *, tools: list[dict[str, Any]] | None = None,
-               add_generation_prompt: bool = False, kwargs: Mapping[str, Any] = ...) -> RenderedText:  # fmt: skip
+               add_generation_prompt: bool = False, kwargs: Mapping[str, Any] = ...,
+               served: bool = ...) -> RenderedText:  # fmt: skip
         """The text of `messages` and where each character came from."""
         ...
 
@@ -64,7 +65,7 @@ class Conversation:
         if key not in self._layouts:
             self.counter.renders += 1
             rendered = self.template.render(
-                list(self.chat[:end]), tools=self.tools, add_generation_prompt=prompt, kwargs=self.kwargs
+                list(self.chat[:end]), tools=self.tools, add_generation_prompt=prompt, kwargs=self.kwargs, served=True
             )
             self._layouts[key] = Layout(rendered, end, self.control)
         return self._layouts[key]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import marshal
 import re
 from collections.abc import Mapping, Sequence
 from datetime import date
@@ -38,12 +39,14 @@ _REMEDY = "check the template and the conversation; transformers fails on it too
 
 
 class Job(NamedTuple):
-    """One render: chat messages, declared tools, whether a reply is prompted, further template variables."""
+    """One render: chat messages, declared tools, whether a reply is prompted, further template variables; served: as an
+    inference server passes them, which never has JSON arguments quoted a second time."""
 
     messages: Sequence[Mapping[str, Any]]
     tools: Sequence[Any] | None = None
     add_generation_prompt: bool = False
     kwargs: Mapping[str, Any] | None = None
+    served: bool = False
 
 
 class Engine:
@@ -53,7 +56,7 @@ class Engine:
         self.name = name or "template"
         self._tokens = {key: value for key, value in tokens.items() if value is not None}
         self._environment = make_environment(day)
-        self._tools: tuple[str, Any] | None = None
+        self._tools: tuple[bytes | str, Any] | None = None
         if len(source) > MAX_SOURCE:
             raise RenderError("TM922", where=self.name, what=f"the template is longer than {MAX_SOURCE} characters")
         progress = Progress()
@@ -69,9 +72,9 @@ class Engine:
             raise self._coded(error, progress) from None
 
     def render(self, job: Job) -> RenderedText:
-        """The text and its spans, of the messages as transformers passes them. Where that makes the template fail, or
-        quote arguments that are JSON already, they are passed in the other ways that engines do, and that is recorded.
-        """
+        """The text and its spans, of the messages as transformers passes them. Where that makes the template fail
+        (or, served, quote arguments that are JSON already), they are passed in the other ways that engines do, and that
+        is recorded."""
         for index, message in enumerate(job.messages):
             if isinstance(message.get("content"), (list, tuple)):
                 self._refuse_media(message["content"], index)
@@ -88,7 +91,7 @@ class Engine:
                 if failed is None or error.what.startswith(_REFUSES):  # what a template says itself tells most
                     failed = error
                 continue
-            if quoted is None and quotes_arguments(rendered, job.messages):
+            if job.served and quoted is None and quotes_arguments(rendered, job.messages):
                 quoted = rendered
                 continue
             return rendered
@@ -144,7 +147,7 @@ class Engine:
 
         Templates cannot change them: the sandbox is immutable.
         """
-        key = json.dumps(tools)
+        key = _exactly(tools)
         if self._tools is None or self._tools[0] != key:
             self._tools = (key, wrap(tools, -1, Origin.TOOLS, ("tools",)))
         return self._tools[1]
@@ -169,6 +172,14 @@ class Engine:
         if isinstance(error, TemplateError) and not isinstance(error, UndefinedError):
             return RenderError("TM920", where=where, what=f"{_REFUSES}: {message}", fix=_REMEDY)
         return RenderError("TM920", where=where, what=f"{type(error).__name__}: {message}", fix=_REMEDY)
+
+
+def _exactly(tools: list[Any]) -> bytes | str:
+    """Differs wherever the tools differ in anything that a template can print."""
+    try:
+        return marshal.dumps(tools, 2)
+    except ValueError:  # subclasses of the JSON types
+        return json.dumps(tools)
 
 
 def _tests_content_for_none(tree: nodes.Template) -> bool:

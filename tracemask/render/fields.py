@@ -13,10 +13,10 @@ from tracemask.render.tags import Tag, coarse, new_tag
 class Record(dict[Any, Any]):
     """A dict of a field; every value in it belongs under `_tag`. `_message`: index of a whole message, else -1.
 
-    `_raw` is the plain value, for spelling the whole of it.
+    `_raw` is the plain value, for spelling the whole of it, `_json` its usual spelling once it was asked for.
     """
 
-    __slots__ = ("_message", "_raw", "_tag")
+    __slots__ = ("_json", "_message", "_raw", "_tag")
     _tag: Tag
     _raw: Any
     _message: int
@@ -31,9 +31,9 @@ class Record(dict[Any, Any]):
 
 
 class Items(list[Any]):
-    """A list of a field; every element in it belongs under `_tag`. `_raw` is the plain value."""
+    """A list of a field; every element in it belongs under `_tag`. `_raw` and `_json` are as a Record's."""
 
-    __slots__ = ("_raw", "_tag")
+    __slots__ = ("_json", "_raw", "_tag")
     _tag: Tag
     _raw: Any
 

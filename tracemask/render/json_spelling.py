@@ -30,7 +30,7 @@ def json_text(
     }
     kind = type(value)
     if is_one_field(value):
-        return tagged(json.dumps(value._raw, **options), value._tag)
+        return _of_one_field(value, options)
     if kind is str:
         return json.dumps(value, **options)
     if kind is Text and len(value._runs) == 1:
@@ -38,6 +38,19 @@ def json_text(
     if not _holds_field(value):
         return json.dumps(value, **options)
     return cat(_json_parts(value, options, 0))
+
+
+_COMPACT = {"ensure_ascii": False, "indent": None, "separators": None, "sort_keys": False}
+
+
+def _of_one_field(value: Any, options: dict[str, Any]) -> str:
+    """A container of one field; how the usual options spell it is kept, because a batch's traces share their tools."""
+    if options != _COMPACT:
+        return tagged(json.dumps(value._raw, **options), value._tag)
+    kept = getattr(value, "_json", None)
+    if kept is None:
+        kept = value._json = tagged(json.dumps(value._raw, **options), value._tag)
+    return kept
 
 
 def _check_indent(indent: Any) -> None:

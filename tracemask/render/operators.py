@@ -56,6 +56,8 @@ def _culprit(*values: Any) -> str:
 
 def _number(apply: Callable[[Any, Any], Any], left: Any, right: Any) -> Any:
     result = apply(left, right)
+    if type(left) is int and type(right) is int:
+        return result
     if type(result) is int or type(result) is float:
         tag = tag_of(left) or tag_of(right)
         return result if tag is None else number(result, coarse(tag))

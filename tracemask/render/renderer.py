@@ -114,7 +114,7 @@ class Renderer:
         """Whole renders of many branches in one trip to the template's process; errors come up when they are used."""
         if self.history is History.PER_TURN:
             return
-        jobs = [Job(item.chat, item.tools, False, item.kwargs) for _, item in opened]
+        jobs = [Job(item.chat, item.tools, False, item.kwargs, True) for _, item in opened]
         for (_, conversation), outcome in zip(opened, self.template.render_many(jobs), strict=True):
             if isinstance(outcome, RenderedText):
                 conversation.give(outcome)
@@ -138,9 +138,10 @@ class Renderer:
 
     def render_text(self, messages: Sequence[dict[str, Any]], tools: list[dict[str, Any]] | None = None, *,
                     add_generation_prompt: bool = False) -> RenderedText:  # fmt: skip
-        """The text of chat messages and where each character came from."""
-        conversation = self._conversation(messages, tools, {})
-        return conversation.layout(len(conversation), prompt=add_generation_prompt).rendered
+        """The text of chat messages, as transformers renders them, and where each character came from."""
+        return self.template.render(
+            messages, tools=tools or None, add_generation_prompt=add_generation_prompt, kwargs=self.template_kwargs
+        )
 
     def prompt_ids(self, messages: Sequence[dict[str, Any]], tools: list[dict[str, Any]] | None = None) -> list[int]:
         """The ids that a sampler must be given for the next reply."""

@@ -70,9 +70,14 @@ class Template:
         tools: Sequence[Any] | None = None,
         add_generation_prompt: bool = False,
         kwargs: Mapping[str, Any] | None = None,
+        served: bool = False,
     ) -> RenderedText:
-        """The text that transformers' apply_chat_template(tokenize=False) gives, with spans that cover it once."""
-        outcome = self.render_many([Job(messages, tools, add_generation_prompt, kwargs)])[0]
+        """The text that transformers' apply_chat_template(tokenize=False) gives, with spans that cover it once.
+
+        served: the text that an inference server gives: where transformers quotes arguments that are JSON already
+        (`arguments | tojson` on a string), they are parsed first.
+        """
+        outcome = self.render_many([Job(messages, tools, add_generation_prompt, kwargs, served)])[0]
         if isinstance(outcome, RenderError):
             raise outcome
         return outcome

@@ -86,14 +86,24 @@ def test_strings_are_parsed_for_a_template_that_would_quote_their_json(sandbox: 
     for source in (DUMPS, DUMPS_CALLS):
         template = Template(source, sandbox=sandbox)
         for value in ({"id": 1, "to": "é"}, {}, {"code": 'print("{}")\n'}):
-            given, parsed = template.render(called(value)), template.render(called(f" {json.dumps(value)}"))
+            given = template.render(called(value))
+            parsed = template.render(called(f" {json.dumps(value)}"), served=True)
             assert parsed.text == given.text and parsed.spans == given.spans
             assert (given.other_arguments, parsed.other_arguments) == ((), (1,))
 
 
+def test_as_transformers_renders_it_a_string_is_quoted() -> None:
+    rendered = Template(DUMPS, sandbox="inline").render(called('{"id":1}'))
+    assert (rendered.text, rendered.passed_otherwise) == ('<user>Open.<assistant>gate("{\\"id\\":1}")', ())
+    front = Renderer(SMALL, Template(DUMPS, sandbox="inline"))
+    assert front.render_text(called('{"id":1}')).text == rendered.text
+    (sample,) = front.render(Trace.from_messages(called('{"id":1}')))
+    assert [finding.code for finding in sample.findings if finding.code == "TM115"] == ["TM115"]
+
+
 def test_one_string_among_objects_and_broken_strings_is_parsed_alone() -> None:
     chat = [*called({"id": 1}), *called('{"id": 2}'), *called('{"id":'), *called('"{}"')]
-    rendered = Template(DUMPS, sandbox="inline").render(chat)
+    rendered = Template(DUMPS, sandbox="inline").render(chat, served=True)
     assert [part.partition("(")[2] for part in rendered.text.split("<assistant>")[1:]] == [
         '{"id": 1})<user>Open.', '{"id": 2})<user>Open.', '"{\\"id\\":")<user>Open.', '"\\"{}\\"")',
     ]  # fmt: skip
@@ -104,7 +114,7 @@ def test_words_of_a_tool_that_quote_json_do_not_parse_what_is_printed_verbatim()
     said = json.dumps({"arguments": '{"to":"x"}'})
     chat = [*called('{"to":"x"}'), {"role": "tool", "content": said}]
     source = CONCATENATES.replace("{% for c", "{{ m.content }}{% for c")
-    rendered = Template(source, sandbox="inline").render(chat)
+    rendered = Template(source, sandbox="inline").render(chat, served=True)
     assert (rendered.text, rendered.passed_otherwise) == (f'Open.gate({{"to":"x"}}){said}', ())
 
 
