@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import sys
+import traceback
 from importlib import import_module
 from typing import Annotated, Any
 
@@ -131,15 +132,19 @@ def main() -> None:
         from tracemask_cli.output import fail
 
         package = (error.name or "").partition(".")[0]
-        if package not in EXTRAS:
-            raise
-        fail(MissingExtra.named(package, EXTRAS[package]))
+        if package in EXTRAS:
+            fail(MissingExtra.named(package, EXTRAS[package]))
+        else:
+            traceback.print_exc()
         sys.exit(2)
     except OSError as error:
         from tracemask_cli.output import fail
 
         where, what = str(error.filename or ""), error.strerror or str(error)
         fail(UsageError("TM932", where=where, what=f"cannot read or write: {what}", fix="check path, rights and disk"))
+        sys.exit(2)
+    except Exception:  # a fault of ours: shown whole, and never the exit code that means findings
+        traceback.print_exc()
         sys.exit(2)
 
 

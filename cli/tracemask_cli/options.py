@@ -12,7 +12,6 @@ Template = Annotated[str | None, typer.Option(help="Chat template file (default:
 Columns = Annotated[str | None, typer.Option(help="Names in other tools' data: ids=tokens,mask=m,logprob=lp.")]
 Weights = Annotated[str | None, typer.Option(help="Weights of this recipe instead of the stored ones.")]
 Row = Annotated[str, typer.Option(help="Row number, row id or trace id.")]
-Json = Annotated[bool, typer.Option("--json", help="As JSON on stdout.")]
 
 
 def words(values: list[str] | None) -> tuple[str, ...]:

@@ -51,13 +51,12 @@ def command(
 
 def _findings(data: Any, tokenizer: Any) -> dict[str, Any]:
     """What the page shows of a check: findings with their severity, names of rules, how many of each cause."""
-    from dataclasses import replace
-
     from tracemask.check.runner import check_dataset
 
-    groups = check_dataset(data, tokenizer=tokenizer).groups
+    report = check_dataset(data, tokenizer=tokenizer)
+    groups = report.groups
     return {
-        "findings": [replace(finding, severity=group.severity) for group in groups for finding in group.examples],
+        "findings": report.graded,
         "rule_names": {group.rule.code: group.rule.name for group in groups},
         "found": {(group.rule.code, group.cause or ""): (group.findings, group.rows) for group in groups},
     }

@@ -36,9 +36,10 @@ def command(
     if at is not None:
         row, token = _place(at)
     if first_error:
+        from tracemask.check.runner import check_dataset
         from tracemask.core.finding import Severity
 
-        findings = _findings(data, loaded)
+        findings = check_dataset(data, tokenizer=loaded).graded
         errors = [each for each in findings if each.place.row is not None and each.severity is Severity.ERROR]
         if not errors:
             console().print("no finding of severity E")
@@ -89,15 +90,6 @@ def _recorder():
     return Console(
         record=True, width=110, highlight=False, markup=False, emoji=False, force_terminal=True, file=StringIO()
     )
-
-
-def _findings(data, loaded):
-    from dataclasses import replace
-
-    from tracemask.check.runner import check_dataset
-
-    groups = check_dataset(data, tokenizer=loaded).groups
-    return [replace(finding, severity=group.severity) for group in groups for finding in group.examples]
 
 
 def _save(console, path, *, title):

@@ -125,3 +125,23 @@ def test_the_report_is_written(shards, tmp_path):
     done = tracemask("report", shards, "--tokenizer", SMALL, "-o", out)
     assert done.returncode == 0, done.stderr
     assert out.read_text(encoding="utf-8").startswith("<!doctype html>")
+
+
+BROKEN_VERB = """
+import sys, types
+from tracemask_cli import main
+module = types.ModuleType("tracemask_cli.broken")
+def command():
+    raise ZeroDivisionError("ours")
+module.command = command
+sys.modules["tracemask_cli.broken"] = module
+main.VERBS["broken"] = ("broken", "A verb with a fault.")
+sys.argv = ["tracemask", "broken"]
+main.main()
+"""
+
+
+def test_a_fault_of_ours_shows_its_traceback_and_does_not_exit_like_findings():
+    done = subprocess.run([sys.executable, "-c", BROKEN_VERB], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2
+    assert "Traceback" in done.stderr and "ZeroDivisionError: ours" in done.stderr

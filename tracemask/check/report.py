@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tracemask.check.config import Settings, Tolerance
@@ -74,6 +74,11 @@ class Report:
     def findings(self) -> list[Finding]:
         """Every kept finding, groups in order."""
         return [finding for group in self.groups for finding in group.examples]
+
+    @property
+    def graded(self) -> list[Finding]:
+        """`findings`, each with the severity of its group."""
+        return [replace(finding, severity=group.severity) for group in self.groups for finding in group.examples]
 
     @property
     def codes(self) -> list[str]:

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from tracemask.check.formats.plain import plural
 from tracemask.core.errors import RecipeError
 from tracemask.recipe import Recipe
 from tracemask.recipe.advantage import Advantages, compute
@@ -40,7 +41,7 @@ class Explanation:
         """Plain text, at most `limit` rollouts a table (the hardest pushes first where there are more)."""
         found = self.audit
         out = [
-            f"{found.recipe.name} on {_count(found.n_rollouts, 'rollout')} ({_count(found.n_rows, 'row')}), "
+            f"{found.recipe.name} on {plural(found.n_rollouts, 'rollout')} ({plural(found.n_rows, 'row')}), "
             "the whole dataset taken as one step"
         ]
         out += [f"note: {note}" for note in self.notes]
@@ -83,8 +84,8 @@ def explain(
     except RecipeError as error:
         if error.code != "TM603" or "advantage" not in recipe.needs:
             raise
-        plain = recipe.model_copy(update={"advantage": AdvantageSpec(estimator="reward"), "reward": RewardSpec()})
-        advantages = compute(plain, {**scalars, "reward": [1.0] * len(rows)})
+        assumed = recipe.model_copy(update={"advantage": AdvantageSpec(estimator="reward"), "reward": RewardSpec()})
+        advantages = compute(assumed, {**scalars, "reward": [1.0] * len(rows)})
         rewarded = False
         notes.append(f"{error.what}: which rollouts are better is unknown; weights are shown for an advantage of 1")
     if recipe.advantage.estimator in PER_TOKEN:
@@ -92,7 +93,7 @@ def explain(
     notes += [finding.message for finding in advantages.findings]
     found = audit(recipe, rows, advantages, token_bytes=token_bytes)
     if found.refused:
-        notes.append(f"{_count(found.refused, 'row')} of re-encoded text, which training refuses (TM940)")
+        notes.append(f"{plural(found.refused, 'row')} of re-encoded text, which training refuses (TM940)")
     return Explanation(found, advantages, notes, rewarded)
 
 
@@ -103,7 +104,7 @@ def _component(component: ComponentAudit, found: Audit, limit: int, *, rewarded:
         return [f"{component.name}: no token is in the loss", *taken]
     lengths = component.tokens[kept]
     head = (
-        f"{component.name}: {int(lengths.sum()):,} tokens in {_count(len(kept), 'rollout')}, "
+        f"{component.name}: {int(lengths.sum()):,} tokens in {plural(len(kept), 'rollout')}, "
         f"{lengths[0]:,} to {lengths[-1]:,} each; divided by {component.in_force}"
     )
     shown, rest = _shown(component, limit)
@@ -244,7 +245,3 @@ def _signed(value: Any) -> str:
 
 def _short(label: str) -> str:
     return plain(label if len(label) <= 24 else f"{label[:11]}…{label[-12:]}")
-
-
-def _count(n: int, noun: str) -> str:
-    return f"{n:,} {noun}{'' if n == 1 else 's'}"
