@@ -75,17 +75,12 @@ def document(file: InputFile) -> list[Record]:
         return [found]
     if isinstance(found.value, list):
         items = cast("list[Any]", found.value)
-        paths = [path.removeprefix(f"[{i}]").removeprefix(".") for path in found.replaced for i in [_index(path)]]
-        owner = [_index(path) for path in found.replaced]
-        return [
-            Record(i, i + 1, item, replaced=[p for p, o in zip(paths, owner, strict=True) if o == i])
-            for i, item in enumerate(items)
-        ]
+        replaced: dict[int, list[str]] = {}
+        for path in found.replaced:  # "[7].messages[0].content"
+            index, _, inner = path[1:].partition("]")
+            replaced.setdefault(int(index), []).append(inner.removeprefix("."))
+        return [Record(i, i + 1, item, replaced=replaced.get(i, [])) for i, item in enumerate(items)]
     return [found]
-
-
-def _index(path: str) -> int:
-    return int(path[1 : path.index("]")])
 
 
 def _rows(file: InputFile, start: int, stop: int | None) -> Iterator[Record]:

@@ -6,7 +6,7 @@ Knows no format.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from tracemask.trace.model import Block, Edge, EdgeKind, Message, Opaque, Reasoning, Text, ToolCall, ToolResult, Trace
@@ -24,18 +24,17 @@ class Tree:
         self.messages: list[Message] = []
         self.edges: list[Edge] = []
         self._children: dict[str | None, list[Message]] = {}
-        self._ids: set[str] = set()
+        self._parents: dict[str, str | None] = {}
         self._said: set[str] = set()  # what the policy is known to have replied
         self.fresh: str | None = None  # id of the first message that the last walk or call added
 
     def add(self, message: Message, parent: str | None) -> str:
         """Appends `message` below `parent` (None: a root); its id, made unique."""
         base, number = message.id, 2
-        while message.id in self._ids:
+        while message.id in self._parents:
             message.id = f"{base}.{number}"
             number += 1
-        self._ids.add(message.id)
-        message.parent = parent
+        self._parents[message.id] = message.parent = parent
         self.messages.append(message)
         self._children.setdefault(parent, []).append(message)
         if message.from_policy:
@@ -69,11 +68,18 @@ class Tree:
 
     def follows(self, name: str, ancestor: str) -> bool:
         """Whether `ancestor` is on the path from the root to `name`."""
-        parents = {message.id: message.parent for message in self.messages}
         at: str | None = name
         while at is not None and at != ancestor:
-            at = parents.get(at)
+            at = self._parents.get(at)
         return at is not None
+
+    def absent(self, messages: Iterable[Message]) -> int:
+        """How many of `messages` are `same` as no node of the tree, wherever it stands."""
+        nodes: dict[str, list[Message]] = {}
+        for node in self.messages:
+            nodes.setdefault(repr(_content(node.blocks)), []).append(node)
+        alike = ((message, nodes.get(repr(_content(message.blocks)), ())) for message in messages)
+        return sum(not any(same(node, message) for node in found) for message, found in alike)
 
     def link(
         self, kind: EdgeKind, at: str | None, to: str | None, *, trigger: str | None = None, ref: str | None = None

@@ -14,7 +14,7 @@ from tracemask.trace.formats import Context, Format, Head, UnitKind, keep
 from tracemask.trace.model import Block, Message, Source, Text, Trace
 from tracemask.trace.responses import CALLS, OUTPUTS, call_block, output_block, reasoning_block, said_blocks
 from tracemask.trace.shape import known
-from tracemask.trace.tree import Tree, same
+from tracemask.trace.tree import Tree
 
 _CHAT_KEYS = {"role", "content", "tool_calls", "tool_call_id", "name", "reasoning_content", "reasoning", "thinking"}
 
@@ -99,10 +99,9 @@ def _steps(tree: Tree, row: Fields, context: Context) -> None:
             at = _observed(tree, observation, at, index)
         keep(reply, step.rest())
     history = row.take_list("history") or []
-    for index, raw in enumerate(history if steps else []):
-        entry = _message(Fields(raw, f"history[{index}]"), index, f"h{index}")
-        if not any(same(message, entry) for message in tree.messages):
-            context.notes["a history entry that is in no step's query"] += 1
+    entries = [_message(Fields(raw, f"history[{i}]"), i, f"h{i}") for i, raw in enumerate(history if steps else [])]
+    if left := tree.absent(entries):
+        context.notes["a history entry that is in no step's query"] += left
     if not steps:
         tree.walk(_prompt(history, "history", 0))
 

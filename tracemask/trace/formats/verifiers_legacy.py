@@ -12,7 +12,7 @@ from tracemask.trace.model import Message, Sampled, Source, Trace
 from tracemask.trace.sampled import build_sampled, ids_from
 from tracemask.trace.scalars import trace_scalars
 from tracemask.trace.spans import spans_of, spread
-from tracemask.trace.tree import Tree, same
+from tracemask.trace.tree import Tree
 
 
 def legacy_trace(row: Fields, context: Context) -> Trace:
@@ -41,9 +41,8 @@ def legacy_trace(row: Fields, context: Context) -> Trace:
         for message in completion[1:]:
             at = tree.walk([message], at)
     for key in ("prompt", "completion"):
-        for message in _whole(row, key):
-            if not any(same(known, message) for known in tree.messages):
-                context.notes[f"a message of `{key}` that no step of the trajectory holds"] += 1
+        if left := tree.absent(_whole(row, key)):
+            context.notes[f"a message of `{key}` that no step of the trajectory holds"] += left
     tools = tools_from(row)
     if tools is None:
         declared = row.take_list("tool_defs") or row.take_list("oai_tools") or []
