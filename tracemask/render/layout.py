@@ -139,9 +139,11 @@ def missing_fields(layout: Layout, message: int, chat: Mapping[str, Any]) -> lis
         reasoning
     ):
         lost.append(Origin.REASONING)
-    shown = layout.extents[message].calls
-    if any(_call_lost(shown, index, call) for index, call in enumerate(chat.get("tool_calls") or ())):
-        lost.append(Origin.TOOL_CALL)
+    calls = chat.get("tool_calls")
+    if calls:
+        shown = layout.extents[message].calls
+        if any(_call_lost(shown, index, call) for index, call in enumerate(calls)):
+            lost.append(Origin.TOOL_CALL)
     return lost
 
 
@@ -157,8 +159,9 @@ def content_text(content: Any) -> str:
 def reasoning_text(chat: Mapping[str, Any]) -> str:
     """The reasoning of a chat message under whichever key it has."""
     for key in ("reasoning_content", "reasoning", "thinking"):
-        if isinstance(chat.get(key), str):
-            return chat[key]
+        value = chat.get(key)
+        if isinstance(value, str):
+            return value
     return ""
 
 

@@ -295,6 +295,7 @@ def _kind(conversation: Conversation, k: int) -> tuple[object, ...]:
     message = conversation.chat[k]
     content = message.get("content")
     text = content_text(content)
+    reasoning = reasoning_text(message)
     return (
         conversation.kind,
         conversation.chat[k - 1].get("role") if k else None,
@@ -303,8 +304,8 @@ def _kind(conversation: Conversation, k: int) -> tuple[object, ...]:
         bool(text),
         bool(text.strip()),
         tuple(tag in text for pair in REASONING_TAGS for tag in pair) if "<" in text or "[" in text else (),
-        bool(reasoning_text(message)),
-        bool(reasoning_text(message).strip()),
+        bool(reasoning),
+        bool(reasoning.strip()),
         _ending(message.get("tool_calls")),
         _caller_spoke(conversation, k),
     )
