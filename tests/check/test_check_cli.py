@@ -152,7 +152,7 @@ def test_a_report_may_go_to_a_file(data, tmp_path):
 
 
 def test_rules_lists_every_rule_and_filters():
-    assert len(run("rules").stdout.splitlines()) == len(all_rules()) == 75
+    assert [line.split()[0] for line in run("rules").stdout.splitlines()] == sorted(all_rules())
     listed = json.loads(run("rules", "TM30", "--json").stdout)
     assert [rule["code"] for rule in listed] == [f"TM30{i}" for i in range(1, 10)]
 
