@@ -111,6 +111,11 @@ def complete_numbers(value: Any) -> Sequence[float]:
     return cast("Sequence[float]", found)
 
 
+def packed_ids(values: Iterable[int] = ()) -> Packed:
+    """Token ids in [0, 2**31) in one piece of memory, 4 bytes each."""
+    return cast("Packed", Packed("i", values))
+
+
 def ints_to_base64(values: Iterable[int]) -> str:
     """base64 of little-endian int32."""
     return _pack(array("i", values))

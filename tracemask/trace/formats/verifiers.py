@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from typing import Any, cast
 
 from tracemask.core.vocab import Fidelity
+from tracemask.trace.arrays import Packed, packed_ids
 from tracemask.trace.chat import message_from_chat
 from tracemask.trace.fields import Fields
 from tracemask.trace.formats import Context, Format, Head, UnitKind, keep
@@ -143,7 +144,8 @@ def _calls(row: Fields) -> dict[int, dict[str, Any]]:
 
 def _messages(nodes: list[Fields], calls: dict[int, dict[str, Any]]) -> list[Message]:
     messages: list[Message] = []
-    contexts: list[list[int] | None] = []
+    parents: list[int | None] = []
+    held: list[Packed] = []  # each node's ids
     seen_user = False
     for index, node in enumerate(nodes):
         parent = node.take_int("parent")
@@ -153,22 +155,37 @@ def _messages(nodes: list[Fields], calls: dict[int, dict[str, Any]]) -> list[Mes
         seen_user = seen_user or message.role == "user"
         message.id, message.parent = f"n{index}", None if parent is None else f"n{parent}"
         sampled = node.take_bool("sampled") or False
-        before = [] if parent is None else contexts[parent]
         ids = ids_from(node.take("token_ids") or [], node.at("token_ids"))
         if message.role == "assistant" and not sampled:
             message.author, message.copied = "model", True
         elif sampled:
             call = calls.get(index, {})
             reason = node.take_str("finish_reason") or call.get("finish_reason")
+            before = _context(parent, parents, held)
             message.sampled = _sampled(node, ids, before, call | {"finish_reason": reason})
             message.finish_reason = None if message.sampled else reason
-        contexts.append(None if before is None or not ids else [*before, *ids])
+        parents.append(parent)
+        held.append(packed_ids(ids))
         message.created = node.take_number("timestamp")
         messages.append(message)
     return messages
 
 
-def _sampled(node: Fields, ids: list[int], before: list[int] | None, call: dict[str, Any]) -> Sampled | None:
+def _context(at: int | None, parents: list[int | None], held: list[Packed]) -> Packed | None:
+    """The ids from the root to node `at`, in one piece; None where a node has none."""
+    path: list[Packed] = []
+    while at is not None:
+        path.append(held[at])
+        at = parents[at]
+    if not all(path):
+        return None
+    context = packed_ids()
+    for ids in reversed(path):
+        context.extend(ids)
+    return context
+
+
+def _sampled(node: Fields, ids: list[int], before: Packed | None, call: dict[str, Any]) -> Sampled | None:
     """The ids from the first to the last masked one were sampled; unmasked ones between are the environment's."""
     if not ids:
         return None
@@ -179,10 +196,12 @@ def _sampled(node: Fields, ids: list[int], before: list[int] | None, call: dict[
     if not owned:
         return None
     start, end = owned[0], owned[-1] + 1
+    if before is not None:
+        before.extend(ids[:start])
     inside = [bool(flag) for flag in mask[start:end]]
     values: dict[str, Any] = {
         "token_ids": ids[start:end],
-        "prompt_ids": None if before is None else [*before, *ids[:start]],
+        "prompt_ids": before,
         "spans": spans_of(inside),
         "finish_reason": call.get("finish_reason"),
         "model": call.get("model"),
