@@ -3,7 +3,7 @@
 python examples/transformers_trainer.py [SHARDS] [MODEL]    (default: the bundled rollouts and their tiny model)
 
 One batch is one step: whole groups, so that advantages and denominators are the step's. Keep
-gradient_accumulation_steps at 1, or count over the step yourself (`from_logprobs(reduce=...)`).
+gradient_accumulation_steps at 1, or count the step first (`loss.step_counts`, docs/howto/loss.md).
 """
 
 from __future__ import annotations

@@ -200,3 +200,76 @@ def test_after_rejection_counts_what_the_masks_keep() -> None:
     sampler = LP - torch.tensor([[0.0, 1.0, 0.0], [0.0, 0.1, -1.0]], dtype=F64)
     out = loss.from_logprobs(SimpleNamespace(components={"rl": entry}), LP, mask=MASK, sampler=sampler, advantages=A)
     assert out.components["rl"].denominator == 3
+
+
+def a_step() -> dict[str, torch.Tensor]:
+    """Six rollouts of several lengths in two groups, float64; the fourth trains nothing."""
+    torch.manual_seed(5)
+    mask = (torch.arange(9) < torch.tensor([3, 9, 5, 1, 7, 8])[:, None]).int()
+    mask[3] = 0
+    lp = -torch.rand(6, 9, dtype=F64) - 0.05
+    near = {name: (lp + (torch.rand(6, 9, dtype=F64) - 0.5) / 5).clamp(max=0) for name in ("old", "sampler", "ref")}
+    return {"lp": lp, "mask": mask, "group": torch.tensor([0, 0, 0, 1, 1, 1]), **near}
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["grpo", "dapo", "dr_grpo", "gspo", "cispo", "sapo", "dppo", "rloo", "reinforce", "maxrl", "grpo_kl", "grpo_tis",
+     "grpo_mis", "reinforce_pp", "sft"],
+)  # fmt: skip
+@pytest.mark.parametrize("cuts", [[3, 3], [2, 3, 1], [3, 1, 2], [6]])
+def test_micro_batches_with_the_steps_counts_add_up_to_the_step(name: str, cuts: list[int]) -> None:
+    step = a_step()
+    lp, group = step.pop("lp").requires_grad_(), step.pop("group")
+    rewards = torch.tensor([1.0, 0.0, 0.0, 1.0, 1.0, 0.5])
+    whole = loss.from_logprobs(name, lp, rewards=rewards, group=group, **step)
+    advantages = torch.as_tensor(loss.advantages_of(name, rewards, group))
+    places = torch.arange(6).split(cuts)
+    counts = loss.step_counts(name, [{"mask": step["mask"][at], "advantages": advantages[at]} for at in places])
+    total, moved = 0.0, torch.zeros_like(lp)
+    for at in places:
+        given = {key: values[at] for key, values in step.items()}
+        part = loss.from_logprobs(name, lp[at], advantages=advantages[at], counts=counts, **given)
+        total += float(part.total.detach())
+        moved += gradient(part.total, lp)[0]
+    assert total == pytest.approx(float(whole.total.detach()), rel=1e-12, abs=1e-14)
+    assert torch.allclose(moved, gradient(whole.total, lp)[0], rtol=1e-12, atol=1e-15)
+    assert moved.abs().sum() > 0
+
+
+def test_packed_micro_batches_and_streams_of_their_own_are_counted_like_padded_ones() -> None:
+    chosen = recipe(rl=rl(normalizer="sequence_mean"), ce={"term": "ce", "normalizer": "prompt_mean"})
+    step = a_step()
+    mask, group = step["mask"], step["group"]
+    weights = {"rl": mask.double(), "ce": (1 - mask).double()}
+    ones = {"advantages": torch.ones(6), "group": group}
+    padded = loss.step_counts(chosen, [{"weights": weights, **ones}])
+    flat = {key: values.reshape(-1) for key, values in weights.items()}
+    bounds = torch.arange(7) * 9
+    packed = loss.step_counts(chosen, [{"weights": flat, "cu_seqlens": bounds, **ones}])
+    assert {key: values.tolist() for key, values in padded.items()} == {key: v.tolist() for key, v in packed.items()}
+    assert padded["rl"].tolist() == [32, 6, 5, 2]
+    alone = [{"cu_seqlens": torch.tensor([0, 4, 9]), "advantages": torch.ones(2)}] * 2
+    assert loss.step_counts("grpo", alone, reduce=lambda counts: 3 * counts)["rl"].tolist() == [54, 12, 12, 6]
+
+
+def test_what_a_micro_batch_cannot_know_is_refused() -> None:
+    step = a_step()
+    part = {"mask": step["mask"][:2], "advantages": torch.ones(2), "group": torch.tensor([0, 1])}
+    counts = loss.step_counts("grpo", [part])
+    given = {"mask": part["mask"], "old": step["old"][:2]}
+    for more, fix in (
+        ({"rewards": torch.ones(2)}, "advantages_of"),
+        ({"advantages": torch.ones(2), "reduce": lambda c: c}, "step_counts"),
+    ):
+        with pytest.raises(LossError, match="TM950") as caught:
+            loss.from_logprobs("grpo", step["lp"][:2], counts=counts, **given, **more)
+        assert fix in caught.value.fix
+    grouped = recipe(rl=rl(normalizer="prompt_mean"))
+    with pytest.raises(LossError, match="group 0 lies in two micro-batches"):
+        loss.step_counts(grouped, [part, part])
+    late = recipe(rl=rl(normalizer={"name": "token_mean", "count": "after_rejection"}, mismatch="mis"))
+    with pytest.raises(LossError, match="counts what its ratios keep"):
+        loss.from_logprobs(late, step["lp"][:2], counts=counts, advantages=torch.ones(2), **given)
+    with pytest.raises(LossError, match="without mask"):
+        loss.step_counts("grpo", [{"advantages": torch.ones(2)}])

@@ -8,9 +8,10 @@ from tracemask.core.lazy import names
 
 if TYPE_CHECKING:
     from tracemask.loss.batch import Batch
+    from tracemask.loss.denominators import advantages_of
     from tracemask.loss.engine import counts_after_rejection, from_hidden
     from tracemask.loss.lm_head.reference import head_logprobs
-    from tracemask.loss.logprobs import from_logprobs
+    from tracemask.loss.logprobs import from_logprobs, step_counts
     from tracemask.loss.output import LossOutput
     from tracemask.loss.terms import TermInputs, TermResult, term
 
@@ -19,10 +20,12 @@ _HOME = {
     "LossOutput": "tracemask.loss.output",
     "TermInputs": "tracemask.loss.terms",
     "TermResult": "tracemask.loss.terms",
+    "advantages_of": "tracemask.loss.denominators",
     "counts_after_rejection": "tracemask.loss.engine",
     "from_hidden": "tracemask.loss.engine",
     "from_logprobs": "tracemask.loss.logprobs",
     "head_logprobs": "tracemask.loss.lm_head.reference",
+    "step_counts": "tracemask.loss.logprobs",
     "term": "tracemask.loss.terms",
 }
 
@@ -31,10 +34,12 @@ __all__ = [
     "LossOutput",
     "TermInputs",
     "TermResult",
+    "advantages_of",
     "counts_after_rejection",
     "from_hidden",
     "from_logprobs",
     "head_logprobs",
+    "step_counts",
     "term",
 ]
 

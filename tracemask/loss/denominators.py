@@ -37,11 +37,13 @@ def denominators(
     group: Tensor | None = None,
     observations: Tensor | None = None,
     reduce: Reduce | None = None,
+    counts: Mapping[str, np.ndarray] | None = None,
 ) -> dict[str, Tensor]:
     """component → denominator per token, float64 [T], from the counts of weights ≠ 0 (or of `observations`, bool [T]).
 
     rollout: int64 [T] in [0, rollouts); every one of them is in N. group: [rollouts], here in one piece.
-    reduce: sums an int64 vector over ranks. Tokens of uncounted rollouts get 1, so that 0 / Z is 0.
+    reduce: sums an int64 vector over ranks. counts: of the step by component (`counted`), where these arrays are a part
+    of it. Tokens of uncounted rollouts get 1, so that 0 / Z is 0.
     """
     from tracemask.recipe.normalize import NORMALIZERS
 
@@ -50,8 +52,9 @@ def denominators(
     out = {}
     for name, entry in recipe.components.items():
         spec = entry.normalizer
-        counted = _counted(name, spec, streams[name], observations)
-        tally = _tally(np.bincount(place[counted], minlength=rollouts), groups, reduce)
+        lengths = np.bincount(place[_counted(name, spec, streams[name], observations)], minlength=rollouts)
+        own = _counts(lengths, groups)
+        tally = _tally(lengths, groups, counts[name] if counts is not None else own if reduce is None else reduce(own))
         if spec.name == "prompt_mean" and group is None:
             raise LossError(
                 "TM950", what=f"component {name!r} is normalised per group, and none is given", fix="pass group="
@@ -59,6 +62,19 @@ def denominators(
         rule = NORMALIZERS[getattr(spec, "effective", spec.name)]
         each = [max(rule(tally, spec, i, int(groups[i])), 1) for i in range(rollouts)]
         out[name] = torch.from_numpy(np.asarray(each, np.float64)[place]).to(rollout.device)
+    return out
+
+
+def counted(
+    recipe: Any, streams: Mapping[str, Tensor], rollout: Tensor, rollouts: int, *, group: Tensor | None = None,
+    observations: Tensor | None = None,
+) -> dict[str, np.ndarray]:  # fmt: skip
+    """component → int64 counts of these arrays, which parts of a step add up to the step's."""
+    place, groups = rollout.cpu().numpy(), _numbers(group, rollouts)
+    out = {}
+    for name, entry in recipe.components.items():
+        chosen = place[_counted(name, entry.normalizer, streams[name], observations)]
+        out[name] = _counts(np.bincount(chosen, minlength=rollouts), groups)
     return out
 
 
@@ -81,12 +97,16 @@ def _counted(name: str, spec: Any, stream: Tensor, observations: Tensor | None) 
     return observations.bool().cpu().numpy()
 
 
-def _tally(lengths: np.ndarray, groups: np.ndarray, reduce: Reduce | None) -> Any:
-    """The recipe room's tally of one component from counted tokens per rollout, made global by `reduce`."""
+def _counts(lengths: np.ndarray, groups: np.ndarray) -> np.ndarray:
+    """int64 [4]: tokens, rollouts, rollouts with a counted token, groups."""
+    return np.array([lengths.sum(), len(lengths), (lengths > 0).sum(), len(np.unique(groups))], np.int64)
+
+
+def _tally(lengths: np.ndarray, groups: np.ndarray, counts: np.ndarray) -> Any:
+    """The recipe room's tally of one component: counted tokens per rollout here, and the counts of the whole step."""
     from tracemask.recipe.normalize import Tally
 
-    counts = np.array([lengths.sum(), len(lengths), (lengths > 0).sum(), len(np.unique(groups))], np.int64)
-    tokens, rollouts, nonempty, number = (counts if reduce is None else reduce(counts)).tolist()
+    tokens, rollouts, nonempty, number = counts.tolist()
     per_group = np.bincount(groups, weights=lengths).astype(np.int64) if len(groups) else np.zeros(0, np.int64)
     return Tally(
         tokens=tokens,
@@ -100,8 +120,10 @@ def _tally(lengths: np.ndarray, groups: np.ndarray, reduce: Reduce | None) -> An
 
 def advantages_of(recipe: Any, rewards: Any, group: Any) -> np.ndarray:
     """Advantages [n] of rewards [n] in groups [n], by the recipe's estimator; NaN where a rollout has no reward."""
+    from tracemask.loss.components import resolve
     from tracemask.recipe.advantage import compute
 
+    recipe = resolve(recipe)
     n = len(torch.as_tensor(rewards).reshape(-1))
     scalars: dict[str, Sequence[Any]] = {
         recipe.reward.column: torch.as_tensor(rewards, dtype=torch.float64).reshape(-1).tolist(),

@@ -1,11 +1,11 @@
 """The loss from log-probs that someone else computed: for people with their own trainer. Knows no hidden state.
 
-Denominators are counted here from the masks, for the whole step or, with `reduce`, over ranks.
+Denominators are counted here from the masks, for the whole step, with `reduce` over ranks, with `counts` over parts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -16,7 +16,7 @@ from torch import Tensor
 from tracemask.core.finding import Finding
 from tracemask.loss.batch import Targets
 from tracemask.loss.components import Component, components_of, resolve
-from tracemask.loss.denominators import Reduce, advantages_of, denominators
+from tracemask.loss.denominators import Reduce, advantages_of, counted, denominators
 from tracemask.loss.layout import Layout, misfit
 from tracemask.loss.objective import Objective
 from tracemask.loss.output import LossOutput
@@ -39,26 +39,28 @@ def from_logprobs(
     group: Tensor | None = None,
     observations: Tensor | None = None,
     reduce: Reduce | None = None,
+    counts: Mapping[str, np.ndarray] | None = None,
 ) -> LossOutput:
-    """The loss of one step. logprobs [T], rollouts end to end with cu_seqlens [n + 1], or [B, T] with mask [B, T].
+    """The loss of one step, or with `counts` of a part of it.
 
+    logprobs [T], rollouts end to end with cu_seqlens [n + 1], or [B, T] with mask [B, T].
     logprobs[t] is the log-prob of token t itself: shift before you call. mask, old, sampler, ref, entropy: its shape.
     weights: component → its shape; a component without an entry takes the mask, but `ce` beside other components must
     have its own. advantages: [n] per rollout, or per token; or rewards [n] with group [n], by the recipe's estimator.
     observations: its shape, all observation tokens, for recipes that count them (echo_paper). reduce: sums an int64
-    array over ranks, where ranks hold parts of one step (whole groups each).
+    array over ranks, where ranks hold parts of one step (whole groups each). counts: step_counts of the step's
+    micro-batches, whose totals add up to the step's; advantages are then given, because estimators read the whole step.
     Returns LossOutput, logprobs in the input's shape. Raises LossError TM404, TM603, TM950.
     """
     recipe = resolve(recipe)
     components = components_of(recipe)
+    if counts is not None:
+        _is_a_part(components, rewards, reduce)
     layout = Layout(logprobs, mask, cu_seqlens, needed=weights is None)
     given = _advantages(recipe, layout, advantages, rewards, group)
-    streams = {}
-    for component, entry in zip(components, recipe.components.values(), strict=True):
-        stream = _stream(component, components, layout, weights)
-        streams[component.name] = _without(component, entry, stream, given, excluded=rewards is not None)
+    streams = _streams(recipe, components, layout, weights, given, excluded=rewards is not None)
     seen = layout.flat(observations, "observations")
-    counting = {"group": group, "observations": seen, "reduce": reduce}
+    counting = {"group": group, "observations": seen, "reduce": reduce, "counts": counts}
     targets = Targets(
         weights=streams,
         denominator=denominators(recipe, streams, layout.rollout, layout.rollouts, **counting),
@@ -73,6 +75,72 @@ def from_logprobs(
         tokens=logprobs.numel(),
     )
     return _output(components, targets, logprobs, entropy, layout, reduce)
+
+
+def step_counts(
+    recipe: Any, parts: Iterable[Mapping[str, Any]], *, reduce: Reduce | None = None
+) -> dict[str, np.ndarray]:
+    """component → int64 counts of a step that is cut into micro-batches, before the first forward pass.
+
+    parts: of each micro-batch the arguments of from_logprobs that decide what is counted: mask or cu_seqlens, weights,
+    advantages, group, observations. A rollout, and under prompt_mean a group, lies in one part. reduce: over ranks.
+    """
+    recipe = resolve(recipe)
+    components = components_of(recipe)
+    total: dict[str, np.ndarray] = {}
+    seen: set[float] = set()
+    for part in parts:
+        layout, given = _part(recipe, **part)
+        streams = _streams(recipe, components, layout, part.get("weights"), given, excluded=False)
+        group = part.get("group")
+        here = set() if group is None else set(torch.as_tensor(group).reshape(-1).tolist())
+        if here & seen and any(entry.normalizer.name == "prompt_mean" for entry in recipe.components.values()):
+            misfit(f"group {min(here & seen)} lies in two micro-batches: prompt_mean divides by it", "keep it whole")
+        seen |= here
+        own = counted(recipe, streams, layout.rollout, layout.rollouts, group=group,
+                      observations=layout.flat(part.get("observations"), "observations"))  # fmt: skip
+        total = {name: counts + total.get(name, 0) for name, counts in own.items()}
+    return total if reduce is None else {name: reduce(counts) for name, counts in total.items()}
+
+
+def _part(
+    recipe: Any, *, mask: Tensor | None = None, cu_seqlens: Tensor | None = None, advantages: Tensor | None = None,
+    weights: Mapping[str, Tensor] | None = None, group: Tensor | None = None, observations: Tensor | None = None,
+) -> tuple[Layout, Tensor | None]:  # fmt: skip
+    """The layout of one micro-batch without its log-probs, and its advantages per token."""
+    shapes = [mask, observations, *(weights or {}).values()]
+    like = next((torch.as_tensor(each) for each in shapes if each is not None), None)
+    if like is None:
+        if cu_seqlens is None:
+            misfit("a micro-batch without mask, weights and cu_seqlens", "give what from_logprobs gets")
+        like = torch.zeros(int(torch.as_tensor(cu_seqlens)[-1]))
+    layout = Layout(like, mask, cu_seqlens, needed=weights is None)
+    return layout, _advantages(recipe, layout, advantages, None, group)
+
+
+def _is_a_part(components: tuple[Component, ...], rewards: Tensor | None, reduce: Reduce | None) -> None:
+    """TM950 for what cannot be exact in a micro-batch whose step is known by its counts alone."""
+    if rewards is not None:
+        misfit("rewards with the step's counts", "pass advantages, of loss.advantages_of over the whole step")
+    if reduce is not None:
+        misfit("reduce with the step's counts", "give it to step_counts")
+    late = [component.name for component in components if component.after_rejection]
+    if late:
+        misfit(f"component {late[0]!r} counts what its ratios keep", "use from_hidden with counts_after_rejection")
+
+
+def _streams(
+    recipe: Any, components: tuple[Component, ...], layout: Layout, weights: Mapping[str, Tensor] | None,
+    given: Tensor | None, *, excluded: bool,
+) -> dict[str, Tensor]:  # fmt: skip
+    """component → weights [T] that are trained."""
+    entries = zip(components, recipe.components.values(), strict=True)
+    return {
+        component.name: _without(
+            component, entry, _stream(component, components, layout, weights), given, excluded=excluded
+        )
+        for component, entry in entries
+    }
 
 
 def _output(
