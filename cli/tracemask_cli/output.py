@@ -9,16 +9,15 @@ from contextlib import contextmanager
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
+from tracemask.core.characters import HARMFUL
+
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import Progress
 
     from tracemask.core.errors import TracemaskError
 
-_CONTROL = re.compile(
-    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ud800-\udfff\ufeff\ufff9-\ufffb"
-    "\U000e0000-\U000e0fff]"
-)
+_CONTROL = re.compile(f"[{HARMFUL}]")
 
 
 def neutral(text: str) -> str:

@@ -236,3 +236,8 @@ def test_a_file_without_a_table_of_settings_is_refused_and_a_day_may_be_a_toml_d
         read(file)
     file.write_text("[check]\ndate = 2025-03-14\n")
     assert read(file).date == "2025-03-14"
+
+
+def test_the_code_of_an_error_is_explained_though_it_is_no_rule():
+    assert run("rule", "tm931").output.startswith("# TM931 not-a-dataset\n")
+    assert json.loads(run("rule", "TM931", "--json").output)["name"] == "not-a-dataset"

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 
-_UNSAFE = re.compile(
-    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b\u200e\u200f\u2028\u2029\u202a-\u202e\u2066-\u2069\ufeff\ud800-\udfff]"
-)
+from tracemask.core.characters import HARMFUL
+
+_UNSAFE = re.compile(f"[{HARMFUL}]")
 
 
 def neutral(text: str) -> str:
@@ -16,7 +16,7 @@ def neutral(text: str) -> str:
 
 def _spell(match: re.Match[str]) -> str:
     code = ord(match[0])
-    return f"\\x{code:02x}" if code < 256 else f"\\u{code:04x}"
+    return f"\\x{code:02x}" if code < 256 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
 
 
 def plural(n: int, noun: str) -> str:
