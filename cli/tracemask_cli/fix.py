@@ -69,9 +69,10 @@ def _write_lines(dataset: Any, fixer: Any, out: str) -> int:
     """Another tool's rows as JSON lines, under the names that most tools read."""
     import math
 
-    import orjson
-
     from tracemask.core.errors import UsageError
+    from tracemask.recipe.rollouts import is_present
+    from tracemask.trace.inputs import json_like
+    from tracemask.trace.jsonl import dumps
 
     file = Path(out) if out.endswith(".jsonl") else Path(out) / "part-00000.jsonl"
     if file.exists():
@@ -84,13 +85,13 @@ def _write_lines(dataset: Any, fixer: Any, out: str) -> int:
             fixed = fixer(row)
             if fixed is None:
                 continue
-            record: dict[str, Any] = {key: value for key, value in dict(fixed.scalars).items() if value is not None}
+            record: dict[str, Any] = {k: json_like(value) for k, value in fixed.scalars.items() if is_present(value)}
             for name, values in fixed.columns.items():
                 listed = values.tolist()
                 if values.dtype.kind == "f":
                     listed = [None if math.isnan(value) else value for value in listed]
                 record[str(_NAMES.get(name, name))] = listed
-            lines.write(orjson.dumps(record, option=orjson.OPT_APPEND_NEWLINE, default=str))
+            lines.write(dumps(record) + b"\n")  # infinities stay: null would hide them
             rows += 1
     temporary.replace(file)
     return rows

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import base64
+import datetime
 import json
+import math
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from check_defects import PLANTERS
 from check_make import SMALL, Foreign, Rows, foreign
 from check_rollouts import clean
+from typer.testing import CliRunner
 
 from tracemask.check.fix import FIXES, fix_dataset
 from tracemask.check.runner import check_dataset
 from tracemask.render.tokenizer import Tokenizer
+from tracemask.store.reader import open_dataset
+from tracemask_cli.main import app
 
 
 @pytest.fixture(scope="module")
@@ -107,3 +115,21 @@ def test_fix_writes_other_tools_data_as_json_lines(data, tmp_path):
     labels = [json.loads(line)["labels"] for line in (tmp_path / "fixed" / "part-00000.jsonl").read_text().splitlines()]
     wanted = [foreign(row, labels=True)["labels"].tolist() for row in data.rows]
     assert labels == wanted
+
+
+def test_a_repaired_copy_hides_no_infinite_log_prob_and_garbles_no_bytes(tmp_path):
+    table = {
+        "input_ids": [[1, 2, 3, 4]],
+        "loss_mask": [[1, 1, 1, 1]],
+        "logprobs": [[None, -math.inf, -0.5, -0.25]],
+        "image": [b"\x89PNG"],
+        "when": [datetime.datetime(2026, 1, 1)],
+    }
+    pq.write_table(pa.table(table), tmp_path / "d.parquet")
+    done = CliRunner().invoke(app, ["fix", str(tmp_path / "d.parquet"), "--out", str(tmp_path / "fixed")])
+    assert done.exit_code == 0, done.output
+    row = open_dataset(tmp_path / "fixed" / "part-00000.jsonl").row(0)
+    assert row["logprob"].tolist()[1:] == [-math.inf, -0.5, -0.25] and math.isnan(row["logprob"][0])
+    assert row["mask"].tolist() == [0, 1, 1, 1]
+    assert base64.b64decode(row.scalars["image"]) == b"\x89PNG"
+    assert row.scalars["when"] == "2026-01-01T00:00:00"

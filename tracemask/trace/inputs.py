@@ -100,7 +100,7 @@ def _rows(file: InputFile, start: int, stop: int | None) -> Iterator[Record]:
             if row > start:
                 values = batch.slice(max(start - first, 0), end - max(start, first)).to_pylist()
                 for at, value in enumerate(values, max(start, first)):
-                    yield Record(at, at + 1, _json_like(value) if odd else value)
+                    yield Record(at, at + 1, json_like(value) if odd else value)
     except (OSError, ValueError) as error:  # pyarrow's own errors are ValueErrors
         for at in range(max(row, start), end):
             yield Record(at, at + 1, error=damaged(f"{file.rel}:{at + 1}", error))
@@ -116,18 +116,18 @@ def _parquet(file: InputFile) -> Any:
         raise TraceError("TM910", where=file.rel, what=f"not a readable Parquet file: {str(error)[:200]}") from None
 
 
-def _json_like(value: Any) -> Any:
-    """A row's value as JSON would have it: bytes as base64, times in ISO form, decimals as numbers, maps as objects."""
+def json_like(value: Any) -> Any:
+    """A table's value as JSON has it: bytes as base64, times in ISO form, decimals as numbers, maps as objects."""
     kind = type(value)
     if kind is str or kind is int or kind is float or kind is bool or value is None:
         return value
     if kind is dict:
-        return {key: _json_like(item) for key, item in cast("dict[str, Any]", value).items()}
+        return {key: json_like(item) for key, item in cast("dict[str, Any]", value).items()}
     if kind is list:
         items = cast("list[Any]", value)
         if items and type(items[0]) is tuple:
-            return {str(key): _json_like(item) for key, item in items}
-        return items if items and type(items[0]) in (int, float) else [_json_like(item) for item in items]
+            return {str(key): json_like(item) for key, item in items}
+        return items if items and type(items[0]) in (int, float) else [json_like(item) for item in items]
     if kind is bytes:
         return b64encode(value).decode("ascii")
     return (
