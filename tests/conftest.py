@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from pathlib import Path
 
 import pytest
@@ -38,3 +38,13 @@ def real_templates() -> dict[str, str]:
 def smollm2() -> Path:
     """Folder of SmolLM2-135M-Instruct (float32, chat template included), loadable by transformers."""
     return cached("smollm2")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Where CI is set, a missing package of the dev extra is a failure: nobody reads the skips of a green run."""
+    report = yield
+    if report.skipped and os.environ.get("CI") and not item.get_closest_marker("peers"):
+        if "could not import" in str(report.longrepr):
+            report.outcome, report.longrepr = "failed", f"{item.nodeid}: {report.longrepr}"
+    return report
