@@ -31,6 +31,13 @@ def commands(page: Path) -> list[str]:
     return out
 
 
+def printed(page: Path) -> list[str]:
+    """Lines that a page shows as output: below commands in console blocks, and `text` blocks."""
+    console = "".join(blocks(page, "console")).replace("\\\n", " ")
+    shown = [line for line in console.splitlines() if not line.startswith("$ ")]
+    return [line for line in [*shown, *"\n".join(blocks(page, "text")).splitlines()] if line.strip(" …")]
+
+
 @pytest.fixture
 def place(tmp_path):
     """A folder that looks like the project's root from inside, and is not it."""
@@ -42,7 +49,8 @@ def place(tmp_path):
 @pytest.mark.parametrize("name", [name for name, page in zip(NAMES, PAGES, strict=True) if commands(page)])
 def test_documented_commands_run(name, place):
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    environment = os.environ | {"PATH": path, "NO_COLOR": "1"}
+    environment = os.environ | {"PATH": path, "NO_COLOR": "1", "COLUMNS": "80"}
+    said = ""
     for command in commands(ROOT / name):
         if command.startswith(("pip ", "git ", "cd ")):
             continue
@@ -53,6 +61,10 @@ def test_documented_commands_run(name, place):
         allowed = (0, 1) if re.match(r"tracemask (check|diff)\b", command) else (0,)
         assert done.returncode in allowed, f"{name}: $ {command}\n{done.stdout[-2000:]}{done.stderr[-2000:]}"
         assert "Traceback" not in done.stderr, f"{name}: $ {command}\n{done.stderr}"
+        said += done.stdout + done.stderr
+    said = " ".join(said.split())
+    for line in printed(ROOT / name):
+        assert " ".join(line.split()) in said, f"{name} shows what no command of it prints: {line}"
 
 
 @pytest.mark.parametrize("name", NAMES)
