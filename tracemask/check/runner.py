@@ -175,7 +175,7 @@ class Session:
     def _close(self) -> Report:
         settings = self.settings
         groups = self.collector.ordered(settings.tolerance, total=self.rows)
-        used = {selector for selector in settings.ignore if self.ignored[selector]}
+        used = [selector for selector in settings.ignore if self.ignored[selector]]
         return Report(
             path=self.path,
             kind=self.run.kind,

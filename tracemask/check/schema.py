@@ -15,7 +15,7 @@ def schema() -> dict[str, Any]:
     """Draft 2020-12. `$defs/finding` is one finding; the document is a report (`--format json`)."""
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
-        "$id": "https://tracemask.dev/schemas/finding.v1.schema.json",
+        "$id": "tracemask/finding.v1.schema.json",
         "title": "tracemask check report",
         "description": "What `tracemask check --format json` prints; minor versions only add fields.",
         **_object(

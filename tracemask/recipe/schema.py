@@ -8,7 +8,7 @@ from typing import Any
 from tracemask.recipe.model import Recipe
 from tracemask.recipe.terms import TERMS
 
-ID = "https://tracemask.dev/schemas/recipe.v1.schema.json"
+ID = "tracemask/recipe.v1.schema.json"
 
 
 def recipe_schema() -> dict[str, Any]:
