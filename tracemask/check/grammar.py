@@ -54,12 +54,8 @@ def learn(lens: Lens, render: Render) -> Grammar | None:
 
     `render` returns None where the template refuses a conversation.
     """
-    conversation = [
-        _message("user", _USER),
-        _message("assistant", _REPLY),
-        _message("user", _AGAIN),
-        _message("assistant", _LAST),
-    ]
+    said = (("user", _USER), ("assistant", _REPLY), ("user", _AGAIN), ("assistant", _LAST))
+    conversation = [_message(role, content) for role, content in said]
     text, generation = render(conversation, False), _generation(render, conversation[:1])
     if text is None:
         return None

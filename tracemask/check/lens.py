@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -167,18 +167,21 @@ class Lens:
             texts.append(text)
             where.append((start, end, key))
         encoded = self.encode_plain(texts)
-        good = {key: encoded[at] for key, at in asked.items()}
-        out = []
+        odd = self._odd(flat, where, {key: encoded[at] for key, at in asked.items()})
+        return sorted([*odd, *self._trimmed(flat, raw, offsets, broken)], key=lambda run: run.start)
+
+    def _odd(
+        self, ids: np.ndarray, where: list[tuple[int, int, bytes]], canonical: dict[bytes, list[int]]
+    ) -> Iterator[Runs]:
+        """The runs whose ids are not `canonical`, by the bytes of their ids; the others are remembered."""
         verdict: dict[bytes, bool] = {}
         for start, end, key in where:
             if key not in verdict:
-                verdict[key] = good[key] == flat[start:end].tolist()
+                verdict[key] = canonical[key] == ids[start:end].tolist()
                 if verdict[key]:
                     self._remember(key)
             if not verdict[key]:
-                out.append(Runs(start, end, (start, end), good[key]))
-        out += self._trimmed(flat, raw, offsets, broken)
-        return sorted(out, key=lambda run: run.start)
+                yield Runs(start, end, (start, end), canonical[key])
 
     def _remember(self, key: bytes) -> None:
         if len(self._known) >= CACHED_RUNS:

@@ -68,14 +68,12 @@ def lay_step(
     Tokens with weight 0 carry their row's denominator, at least 1, so that 0 / Z is 0.
     """
     recipe = Recipe.load(recipe)
-    split: list[str] = []
     if isinstance(advantages, Advantages):
         keys = [dataset_key(row, advantages) for row in rows]
-        counts = StepCounts(recipe, n_groups=advantages.n_groups)
-        split = split_rollouts(rows, keys, advantages)
+        counts, split = StepCounts(recipe, n_groups=advantages.n_groups), split_rollouts(rows, keys, advantages)
     else:
         keys = step_keys(recipe, rows, advantages)
-        counts = StepCounts(recipe)
+        counts, split = StepCounts(recipe), []
     step = Step([], {}, {}, 0)
     first_tokens: dict[str, int] = {}
     for row, key, values in zip(rows, keys, streams(recipe, rows, keys), strict=True):
