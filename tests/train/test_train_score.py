@@ -13,7 +13,7 @@ from train_models import VOCAB, rollouts, tiny, write
 from tracemask.core.errors import TracemaskError
 from tracemask.store.reader import open_dataset
 from tracemask.train.score import score
-from tracemask.train.trainer import train
+from tracemask.train.trainer import dry_run, train
 
 
 @pytest.fixture(scope="module")
@@ -68,3 +68,7 @@ def test_a_model_of_another_vocabulary_is_refused(data: str, tmp_path: Path) -> 
         score(data, model=str(tmp_path / "small"), out=str(tmp_path / "out"))
     with pytest.raises(TracemaskError, match="TM901"):
         score(data, model=str(tmp_path / "missing"), out=str(tmp_path / "out"))
+    options = {"data": [data], "model": str(tmp_path / "small"), "recipe": "grpo", "steps": 1}
+    for run in (dry_run, train):
+        with pytest.raises(TracemaskError, match="TM506"):
+            run({**options, "out": str(tmp_path / "run")})

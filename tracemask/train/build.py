@@ -73,7 +73,7 @@ def build(config: TrainConfig, loader: Any, world: World) -> Policies:
     attention = _attention(config, world)
     model = _load(config, loader, config.model, attention)
     vocab = int(text_config(model.config).vocab_size)
-    _check_vocabulary(vocab, loader)
+    check_vocabulary(vocab, loader)
     model.to(world.device)
     attention = proven(model, attention, vocab=vocab, settle=config.attention == "auto")
     if config.gradient_checkpointing:
@@ -154,7 +154,8 @@ def vocabulary_of(loader: Any) -> int:
     return 1 + max(int(loader.dataset.row(i)["token_ids"].max()) for i in range(len(loader.dataset)))
 
 
-def _check_vocabulary(vocab: int, loader: Any) -> None:
+def check_vocabulary(vocab: int, loader: Any) -> None:
+    """TrainError TM506 where the shards' tokenizer has more ids than the model."""
     stated = loader.dataset.metadata.get("vocab_size")
     if stated and int(stated) > vocab:
         raise TrainError(

@@ -22,12 +22,13 @@ from tracemask.core.finding import Finding
 from tracemask.core.fingerprint import fingerprint
 from tracemask.recipe import Recipe
 from tracemask.train import checkpoint, schedule
-from tracemask.train.build import Policies, build
+from tracemask.train.build import Policies, build, check_vocabulary
 from tracemask.train.config import TrainConfig
 from tracemask.train.distributed import World, clip, launched
 from tracemask.train.dry_run import Plan, plan_run
 from tracemask.train.feed import loader_of, steps_of
 from tracemask.train.loader import Loaded
+from tracemask.train.memory import shape_of
 from tracemask.train.metrics import JsonLines, TensorBoard, means
 from tracemask.train.step import Work
 from tracemask.train.update import accumulate, padded, with_old
@@ -84,7 +85,10 @@ def dry_run(config: TrainConfig | dict[str, Any]) -> Plan:
     settings = config if isinstance(config, TrainConfig) else TrainConfig.of(config)
     if settings.follow:
         raise TrainError("TM900", where="--dry-run", what="a folder that fills has no plan", fix="drop --follow")
-    return plan_run(settings, loader_of(settings, World()))
+    loader, shape = loader_of(settings, World()), shape_of(settings.model)
+    if shape is not None:
+        check_vocabulary(shape.vocab, loader)
+    return plan_run(settings, loader)
 
 
 class _Run:
