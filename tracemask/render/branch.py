@@ -15,9 +15,10 @@ from tracemask.core.vocab import Author, Origin
 from tracemask.render.columns import engine_columns
 from tracemask.render.conversation import Conversation
 from tracemask.render.encode import Encoder, Mode
-from tracemask.render.labels import Labelled, Speaker
+from tracemask.render.ground import Labelled
 from tracemask.render.layout import Layout
 from tracemask.render.reading import History, Reading, behind
+from tracemask.render.speaker import Speaker
 from tracemask.render.stability import Stability
 from tracemask.render.stream import Base, Pieces, Planned, Reply, build_bases, pieces_of
 from tracemask.render.tokenizer import Tokenizer

@@ -13,9 +13,9 @@ from tracemask.core.errors import RenderError
 from tracemask.core.finding import Finding
 from tracemask.core.vocab import Origin
 from tracemask.render.conversation import Conversation
-from tracemask.render.labels import Speaker
 from tracemask.render.layout import Layout, missing_fields
 from tracemask.render.parts import open_reasoning
+from tracemask.render.speaker import Speaker
 from tracemask.render.stability import Stability
 from tracemask.render.turns import Region, Turns, finding
 from tracemask.trace.model import Message

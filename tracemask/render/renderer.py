@@ -20,11 +20,11 @@ from tracemask.render.conversation import Conversation, Counter, Renders
 from tracemask.render.encode import Encoder, Mode, Run
 from tracemask.render.engine import Job
 from tracemask.render.extend import Extender
-from tracemask.render.labels import Speaker
 from tracemask.render.layout import Layout
 from tracemask.render.reading import History
 from tracemask.render.rows import Assembler
 from tracemask.render.sample import Sample
+from tracemask.render.speaker import Speaker
 from tracemask.render.stability import Stability
 from tracemask.render.stream import Pieces
 from tracemask.render.template import Template, day_of

@@ -13,7 +13,8 @@ import numpy as np
 from tracemask.core.vocab import Author, Origin, Part, Role
 from tracemask.render.columns import blank
 from tracemask.render.encode import Encoded, Encoder, Mode, Run, byte_to_character, concatenated
-from tracemask.render.labels import Labelled, Labels, label
+from tracemask.render.ground import Labelled
+from tracemask.render.labels import Labels, label
 from tracemask.render.layout import Layout
 from tracemask.render.turns import Region
 
