@@ -10,9 +10,10 @@ from tracemask.core.errors import RenderError
 from tracemask.render.conversation import Conversation
 from tracemask.render.layout import Layout
 from tracemask.render.parts import REASONING_TAGS
+from tracemask.render.probe import PROBE_REPLY
 from tracemask.render.stability import Stability
 from tracemask.render.tokenizer import Tokenizer
-from tracemask.render.turns import PROBE_REPLY, Turns
+from tracemask.render.turns import Turns
 
 _ASK = {"role": "user", "content": "tracemask asks"}
 

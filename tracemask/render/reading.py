@@ -95,12 +95,12 @@ class Reading:
         if not lost or self.messages[k].role != "assistant":
             return lost
         shown = self.conversation.layout(end).extents[k].characters
-        silent = self.turns.prompt(self.conversation, k).silent
+        silent = self.turns.prompts.before(self.conversation, k).silent
         return [origin for origin in lost if shown.get(origin) or origin not in silent]
 
     def _stop_rewritten(self, end: int, k: int) -> bool:
         """The reply ended with a stop while it was the last message and has none here (gpt-oss: <|return|>)."""
-        if k + 1 == end or not self.turns.prompt(self.conversation, k).ends:
+        if k + 1 == end or not self.turns.prompts.before(self.conversation, k).ends:
             return False
         region = self.region(end, k)
         return region is not None and region.stop_id is None and not self.messages[k].cut_short
@@ -198,7 +198,7 @@ class Reading:
         if key not in self._regions:
             layout = self.layout(end)
             if end == ~k:
-                opened = open_reasoning(self.turns.prompt(self.conversation, k).text)
+                opened = open_reasoning(self.turns.prompts.before(self.conversation, k).text)
                 self._regions[key] = behind(k, len(layout.text), opened)
             else:
                 cut_short = self.messages[k].cut_short and self.messages[k].sampled is None

@@ -21,6 +21,7 @@ from tracemask.render.encode import Encoder, Mode, Run
 from tracemask.render.engine import Job
 from tracemask.render.extend import Extender
 from tracemask.render.layout import Layout
+from tracemask.render.probe import learn_stop
 from tracemask.render.reading import History
 from tracemask.render.rows import Assembler
 from tracemask.render.sample import Sample
@@ -30,7 +31,7 @@ from tracemask.render.stream import Pieces
 from tracemask.render.template import Template, day_of
 from tracemask.render.text import RenderedText
 from tracemask.render.tokenizer import Tokenizer
-from tracemask.render.turns import Turns, learn_stop
+from tracemask.render.turns import Turns
 from tracemask.trace.chat import to_chat
 from tracemask.trace.model import Message, Trace
 
