@@ -61,7 +61,7 @@ def test_codex_base_instructions_outlive_a_compaction_and_a_roll_back(tmp_path: 
 
 
 def test_codex_words_of_another_agent_are_seen_and_never_the_policys(tmp_path: Path) -> None:
-    words = {"author": "/root/scout", "recipient": "/root", "content": "The horn is loud.", "trigger_turn": True}
+    words = {"author": "/lead/scout", "recipient": "/lead", "content": "The horn is loud.", "trigger_turn": True}
     (one,) = reading(
         tmp_path, "codex", META, said("user", "Mend."), {"type": "inter_agent_communication", "payload": words}
     )
