@@ -32,13 +32,6 @@ def refused(code: str, *arguments: object) -> str:
 
 
 @pytest.fixture(scope="module")
-def shards(tmp_path_factory) -> Path:
-    out = tmp_path_factory.mktemp("audit") / "shards"
-    assert tracemask("convert", HARBOUR, "--tokenizer", SMALL, "-o", out, "--max-skipped", 1).returncode == 0
-    return out
-
-
-@pytest.fixture(scope="module")
 def plain(tmp_path_factory) -> Path:
     """Ids and a mask, nothing else; the last row is empty."""
     file = tmp_path_factory.mktemp("plain") / "rows.jsonl"

@@ -21,14 +21,6 @@ def tracemask(*arguments: object) -> subprocess.CompletedProcess[str]:
     return done
 
 
-@pytest.fixture(scope="module")
-def shards(tmp_path_factory) -> Path:
-    out = tmp_path_factory.mktemp("cli") / "shards"
-    done = tracemask("convert", HARBOUR, "--tokenizer", SMALL, "-o", out, "--max-skipped", 1)
-    assert done.returncode == 0, done.stderr
-    return out
-
-
 def test_a_broken_line_is_named_counted_and_left_out(tmp_path):
     done = tracemask("convert", HARBOUR, "--tokenizer", SMALL, "-o", tmp_path / "out", "--json")
     assert done.returncode == 1

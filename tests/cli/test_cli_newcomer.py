@@ -25,14 +25,6 @@ def tracemask(*arguments: object, **environment: str) -> subprocess.CompletedPro
     return done
 
 
-@pytest.fixture(scope="module")
-def shards(tmp_path_factory) -> Path:
-    out = tmp_path_factory.mktemp("cli") / "shards"
-    done = tracemask("convert", HARBOUR, "--tokenizer", SMALL, "-o", out, "--max-skipped", 1)
-    assert done.returncode == 0, done.stderr
-    return out
-
-
 @pytest.mark.parametrize(
     ("arguments", "where", "what"),
     [

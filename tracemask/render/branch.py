@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from operator import attrgetter
 from typing import cast
 
@@ -72,7 +73,7 @@ class BranchPlan:
 
     def want(self, encoder: Encoder) -> None:
         """Asks for every run that building the bases and judging drift will need."""
-        replies = self._replies()
+        replies = self._replies
         for plan in self.bases.values():
             verbatim = {k: replies[k] for k in sorted(plan.verbatim)}
             plan.pieces = pieces_of(plan.layout, plan.regions, self.modes, self.context_mode, encoder, verbatim)
@@ -95,10 +96,11 @@ class BranchPlan:
 
     def planned(self, plan: BasePlan) -> Planned:
         """What a base is built from."""
-        replies = self._replies()
+        replies = self._replies
         render = Labelled(plan.layout, self.speakers, plan.regions)
         return Planned(render, plan.pieces, {k: replies[k] for k in sorted(plan.verbatim)})
 
+    @cached_property
     def _replies(self) -> dict[int, Reply]:
         return {turn.k: turn.reply for turn in self.turns if turn.reply is not None}
 
