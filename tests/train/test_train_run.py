@@ -307,10 +307,61 @@ def test_the_plan_counts_what_the_run_will_do(data: str, tmp_path: Path) -> None
     assert all(isinstance(text, str) for _, text in plan.lines())
 
 
+def test_the_plan_s_micro_batches_are_those_of_the_run(data: str, tmp_path: Path) -> None:
+    settings = config(data, tmp_path, steps=2)
+    plan, _ = dry_run(settings), train(settings)
+    assert plan.micro_batches == sum(line["micro_batches"] for line in lines(tmp_path))
+    assert plan.slots == sum(line["slots"] for line in lines(tmp_path))
+
+
+def foreign(path: Path, **last: Any) -> str:
+    """Two groups of two rows as another tool writes them; `last` changes the last row. None takes a column away."""
+    rows: list[dict[str, Any]] = [
+        {"input_ids": [1, 2, 3, 4 + k], "loss_mask": [0, 0, 1, 1], "logprobs": [-1.0] * 4, "uid": uid, "reward": k}
+        for uid in "ab"
+        for k in range(2)
+    ]
+    rows[-1] = {name: value for name, value in {**rows[-1], **last}.items() if value is not None}
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+KL = {"name": "kl", "components": {"kl": {"term": "kl", "select": [{"sampled": True}]}}}
+
+
+@pytest.mark.parametrize(
+    ("last", "changes", "code"),
+    [
+        ({"loss_mask": None}, {}, "TM603"),
+        ({"loss_mask": [0, 1]}, {}, "TM101"),
+        ({"loss_mask": [0, 1]}, {"groups_per_step": 2}, "TM101"),
+        ({"input_ids": [0.5]}, {}, "TM501"),
+        ({"logprobs": None}, {"recipe": "dppo"}, "TM603"),
+        ({"logprobs": None}, {"old": "sampler"}, "TM603"),
+        ({}, {"old": "shard"}, "TM603"),
+        ({}, {"recipe": KL}, "TM603"),
+    ],
+)
+def test_a_dry_run_refuses_what_the_run_would_refuse(
+    tmp_path: Path, last: dict[str, Any], changes: dict[str, Any], code: str
+) -> None:
+    data = foreign(tmp_path / "rows.jsonl", **last)
+    settings = config(data, tmp_path / "run", **{"steps": 2, "groups_per_step": 1, "shuffle": False, **changes})
+    said = []
+    for run in (dry_run, train):
+        with pytest.raises(TracemaskError, match=code) as caught:
+            run(settings)
+        said.append(str(caught.value))
+    assert said[0] == said[1]
+    good = {"recipe": "grpo", "old": "auto"}
+    assert dry_run(config(foreign(tmp_path / "good.jsonl"), tmp_path, **{**changes, **good})).rows == 4
+
+
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
         ({"model": "x"}, "either model or init_tiny"),
+        ({"columns": {"ids": "x"}, "follow": True, "init_tiny": False, "model": "x"}, "columns are for"),
         ({"epochs": 1.0}, "not both"),
         ({"max_staleness": 1}, "policy_version"),
         ({"updates_per_batch": 2, "old": "sampler"}, "old log-probs"),

@@ -63,10 +63,11 @@ def materialize(
 
     A step is `groups_per_step` whole groups in order of appearance; default: the whole dataset. Where a token has no
     advantage the column holds 0 and its weight is 0. Written by the commit protocol: killed and run again, the bytes
-    are the same. Errors as `compute`, `lay_step` and the store.
+    are the same. Errors as `compute`, `lay_step` and the store, whose TM501 for another tool's dataset comes first.
     """
-    from tracemask.store.derive import add_columns
+    from tracemask.store.derive import add_columns, must_be_shards
 
+    must_be_shards(dataset)
     recipe = Recipe.load(recipe)
     advantages = compute(recipe, dataset.scalars(), rows=len(dataset))
     plan = _Plan(recipe, dataset, advantages, groups_per_step, policy_version, token_bytes)

@@ -51,6 +51,14 @@ def add_columns(
     return rewrite(dataset, out, edit, config=config, metadata=change, profile=profile, force=force)
 
 
+def must_be_shards(dataset: Dataset) -> None:
+    """StoreError TM501 for another tool's dataset: it lacks what a shard must say of a token."""
+    if dataset.kind != "tracemask":
+        what = "another tool's dataset has no authors or parts, which shards must have"
+        fix = "convert the traces, and derive from their shards"
+        raise StoreError("TM501", where=", ".join(dataset.paths), what=what, fix=fix)
+
+
 def rewrite(
     dataset: Dataset,
     out: str,
@@ -63,13 +71,10 @@ def rewrite(
 ) -> Manifest:
     """Writes the dataset again at `out`, each row as `edit` gives it back; None leaves a row out.
 
-    One shard becomes one shard, so an interrupted run is continued. profile: default that of the dataset. StoreError
-    TM501 where the dataset is a foreign one: it lacks what a shard must say of a token. TM933, TM932 as convert.
+    One shard becomes one shard, so an interrupted run is continued. profile: default that of the dataset. TM501 for
+    another tool's dataset; TM933, TM932 as convert.
     """
-    if dataset.kind != "tracemask":
-        what = "a dataset of another tool has no authors or parts"
-        fix = "convert the traces, then derive from these shards"
-        raise StoreError("TM501", where=", ".join(dataset.paths), what=what, fix=fix)
+    must_be_shards(dataset)
     if any(same_place(out, path) for path in dataset.paths):
         raise UsageError("TM900", where=out, what="reading and writing the same folder", fix="give another --out")
     meta = {**dataset.metadata, **(metadata or {})}

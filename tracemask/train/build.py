@@ -32,18 +32,10 @@ class Policies:
     attention: str
     reference: nn.Module | None
     adapters_off: bool
-    needs_reference: bool
 
-    def with_reference(self, works: list[Work], world: World) -> list[Work]:
+    def with_reference(self, works: list[Work]) -> list[Work]:
         """Works with ref_logprob, read here when a reference model was given. Collective."""
         if self.reference is None and not self.adapters_off:
-            if self.needs_reference and world.largest(sum(_no_reference(one) for one in works)):
-                raise TrainError(
-                    "TM603",
-                    where="reference",
-                    what="the recipe compares with a reference policy, and the shards have no ref_logprob",
-                    fix="--reference FOLDER or initial, or `tracemask score --as ref`",
-                )
             return works
         module = self.reference or self.module
         with self._without_adapters():
@@ -63,8 +55,14 @@ def _any(work: Work) -> str:
     return next(iter(work.batch.weights))
 
 
-def _no_reference(work: Work) -> int:
-    return int(len(work.batch) > 0 and work.batch.ref_logprob is None)
+def must_have_reference(works: list[Work], config: TrainConfig, loader: Any) -> None:
+    """TrainError TM603 where the recipe needs a reference policy, and neither run nor shards have one. Collective."""
+    if config.reference is not None or "ref" not in loader.recipe.needs:
+        return
+    if loader.world.largest(sum(len(one.batch) > 0 and one.batch.ref_logprob is None for one in works)):
+        what = "the recipe compares with a reference policy, and the shards have no ref_logprob"
+        fix = "--reference FOLDER or initial, or `tracemask score --as ref`"
+        raise TrainError("TM603", where="reference", what=what, fix=fix)
 
 
 def build(config: TrainConfig, loader: Any, world: World) -> Policies:
@@ -95,7 +93,7 @@ def build(config: TrainConfig, loader: Any, world: World) -> Policies:
         frozen = _load(config, loader, path, attention).to(world.device).requires_grad_(False)
         inner = _step(frozen, recipe, config, world, parallel).eval()
         reference = wrapped(inner) if parallel == "fsdp2" else inner
-    return Policies(model, module, attention, reference, adapters_off, "ref" in recipe.needs)
+    return Policies(model, module, attention, reference, adapters_off)
 
 
 def _step(model: Any, recipe: Recipe, config: TrainConfig, world: World, parallel: str) -> PolicyStep:

@@ -105,6 +105,8 @@ class TrainConfig(BaseModel):
             raise ValueError("give steps or epochs, not both")
         if self.follow and (self.steps is None or len(self.data) != 1 or self.model is None):
             raise ValueError("follow needs steps, one data folder and a model")
+        if self.follow and self.columns:
+            raise ValueError("follow takes shards of ours, columns are for other tools' data")
         if self.max_staleness is not None and self.policy_version is None:
             raise ValueError("max_staleness needs policy_version, the version of the weights trained here")
         if self.updates_per_batch > 1 and self.old is OldLogprobs.SAMPLER:

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from tracemask.train.build import must_have_reference
 from tracemask.train.config import TrainConfig
 from tracemask.train.feed import steps_of
-from tracemask.train.loader import Loader
+from tracemask.train.loader import Loaded, Loader
 from tracemask.train.memory import BAND, GIB, estimate
-from tracemask.train.plan import fill
+from tracemask.train.update import must_have_old
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Counts over one epoch, denominators of the first step, and an estimate of memory in bytes."""
+    """Counts over an epoch, or a shorter run; denominators of the first step; an estimate of memory in bytes."""
 
     recipe: str
     rows: int
@@ -43,7 +45,7 @@ class Plan:
                 "layout",
                 f"{self.trees} trees, {self.tokens:,} tokens in {self.slots:,} slots ({saved:.0%} shared)",
             ),
-            ("micro-batches", f"{self.micro_batches} an epoch"),
+            ("micro-batches", f"{self.micro_batches} in {min(self.steps, self.steps_per_epoch)} steps"),
             ("steps", f"{self.steps} ({self.steps_per_epoch} an epoch)"),
         ]
         for name, one in self.first_step.items():
@@ -58,35 +60,34 @@ class Plan:
 
 
 def plan_run(config: TrainConfig, loader: Loader) -> Plan:
-    """The plan of `config`. Reads token ids, never weights."""
-    trees = tokens = slots = batches = 0
-    for index in range(loader.steps_per_epoch):
-        step = [tree for group in loader.plan(index) for tree in group]
-        trees += len(step)
-        tokens += sum(tree.tokens for tree in step)
-        slots += sum(tree.slots for tree in step)
-        batches += len(fill(step, budget=config.tokens_per_batch))
+    """The plan of `config`. Lays every step of an epoch that the run takes, so what the data lack for it is refused
+    here as the run would refuse it; reads no model."""
+    counts: Counter[str] = Counter()
+    first: dict[str, Any] = {}
+    for index in range(min(steps_of(config, loader), loader.steps_per_epoch)):
+        loaded = loader.step(index)
+        must_have_reference(loaded.works, config, loader)
+        must_have_old(loaded.works, config, loader)
+        counts.update({name: int(loaded.facts[name]) for name in ("trees", "tokens", "slots")})
+        counts["micro_batches"] += len(loaded.works)
+        first = first or _selected(loaded)
     return Plan(
         recipe=loader.recipe.name,
         rows=len(loader.dataset),
         rollouts=loader.advantages.n_rollouts,
         groups=loader.advantages.n_groups,
-        trees=trees,
-        tokens=tokens,
-        slots=slots,
-        micro_batches=batches,
+        **{name: counts[name] for name in ("trees", "tokens", "slots", "micro_batches")},
         steps=steps_of(config, loader),
         steps_per_epoch=loader.steps_per_epoch,
-        first_step=_first(loader),
+        first_step=first,
         memory=estimate(config),
     )
 
 
-def _first(loader: Loader) -> dict[str, Any]:
-    """Selected tokens and the range of denominators of step 1, per component."""
-    laid = loader.step(0).step
+def _selected(loaded: Loaded) -> dict[str, Any]:
+    """Selected tokens and the range of denominators of a step, per component."""
     out: dict[str, Any] = {}
-    for name in loader.recipe.components:
-        below = [float(row.denominator[name][0]) for row in laid.rows if row.weights[name].any()]
-        out[name] = {"selected": laid.counts[name], "denominator": [min(below), max(below)] if below else [0.0, 0.0]}
+    for name, count in loaded.counts.items():
+        below = [float(row.denominator[name][0]) for row in loaded.step.rows if row.weights[name].any()]
+        out[name] = {"selected": count, "denominator": [min(below), max(below)] if below else [0.0, 0.0]}
     return out

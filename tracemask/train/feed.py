@@ -7,12 +7,14 @@ from typing import Any
 
 import torch
 
+from tracemask.core.errors import TrainError
 from tracemask.recipe import Recipe
+from tracemask.store.fetch import is_pipe
+from tracemask.store.opening import open_named
 from tracemask.train.config import TrainConfig
 from tracemask.train.distributed import World
 from tracemask.train.follow import Follower
 from tracemask.train.loader import Loader, Policy
-from tracemask.train.sources import rows_of
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.float32, "float64": torch.float64}  # of parameters and batches
 
@@ -40,12 +42,10 @@ def loader_of(config: TrainConfig, world: World) -> Any:
         return Follower(
             config.data[0], recipe_of(config), policy, steps=config.steps, timeout=config.follow_timeout, **shared
         )
-    source: Any = config.data[0] if len(config.data) == 1 else config.data
-    if len(config.data) > 1:
-        from tracemask.store.reader import open_dataset
-
-        source = open_dataset(config.data, columns=config.columns or None)
-    return Loader(rows_of(source, columns=config.columns or None), recipe_of(config), policy, **shared)
+    for path in filter(is_pipe, config.data):
+        what, fix = "training reads its data again and again, a pipe only once", "write it to a file, and name that"
+        raise TrainError("TM900", where=path, what=what, fix=fix)
+    return Loader(open_named(config.data, columns=config.columns), recipe_of(config), policy, **shared)
 
 
 def _policy(config: TrainConfig) -> Policy:

@@ -172,6 +172,7 @@ class Loader:
             "groups": float(len({int(self.advantages.group[row]) for row in rows})),
             "rollouts": float(len(first)),
             "rows": float(len(rows)),
+            "trees": float(len(trees)),
             "tokens": float(sum(tree.tokens for tree in trees)),
             "slots": float(sum(tree.slots for tree in trees)),
         }

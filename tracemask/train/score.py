@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from tracemask.core.errors import TrainError, UsageError
+from tracemask.core.errors import TrainError
 from tracemask.core.fingerprint import file_sha256, fingerprint
 from tracemask.recipe.keys import name_of
 from tracemask.recipe.select import sampled_tokens
@@ -115,7 +115,7 @@ class Scorer:
 
 
 def score(
-    data: str,
+    data: str | list[str],
     *,
     model: str,
     out: str,
@@ -131,12 +131,11 @@ def score(
     observer: called with the number of rows done. Raises TM501 for foreign data, TM506 for a model of another
     vocabulary, TM960 for one that cannot be computed exactly.
     """
-    from tracemask.store.derive import add_columns
-    from tracemask.store.reader import open_dataset
+    from tracemask.store.derive import add_columns, must_be_shards
+    from tracemask.store.opening import open_named
 
-    dataset = open_dataset(data)
-    if dataset.kind != "tracemask":
-        raise UsageError("TM501", where=data, what="score writes our shards; this is foreign data", fix="convert it")
+    dataset = open_named(data)
+    must_be_shards(dataset)
     network = _network(model, dtype, int(dataset.metadata.get("vocab_size") or 0))
     scorer = Scorer(dataset, network, which=Which(which), tokens_per_batch=tokens_per_batch)
     found = Scored(out, f"{As(as_).value}_logprob")

@@ -48,9 +48,9 @@ def rows_of(source: Any, *, renderer: Any = None, columns: Mapping[str, str] | N
     if hasattr(source, "row") and hasattr(source, "scalars"):
         return source
     if isinstance(source, str) or hasattr(source, "__fspath__"):
-        from tracemask.store.reader import open_dataset
+        from tracemask.store.opening import open_named
 
-        return open_dataset(source, columns=columns or None)
+        return open_named(source, columns=columns)
     items = list(source)
     if items and not isinstance(items[0], Row):
         if renderer is None:

@@ -22,7 +22,7 @@ from tracemask.core.finding import Finding
 from tracemask.core.fingerprint import fingerprint
 from tracemask.recipe import Recipe
 from tracemask.train import checkpoint, schedule
-from tracemask.train.build import Policies, build, check_vocabulary
+from tracemask.train.build import Policies, build, check_vocabulary, must_have_reference
 from tracemask.train.config import TrainConfig
 from tracemask.train.distributed import World, clip, launched
 from tracemask.train.dry_run import Plan, plan_run
@@ -163,7 +163,8 @@ class _Run:
         works = padded(self.loader, loaded)
         values: dict[str, float] = dict(loaded.facts)
         if any(loaded.counts.values()):
-            works = self.policies.with_reference(works, self.world)
+            must_have_reference(works, self.config, self.loader)
+            works = self.policies.with_reference(works)
             works, values["old_at_start"] = with_old(self.module, works, self.config, self.loader)
             for update in range(self.config.updates_per_batch):
                 values |= self._update(works, index * self.config.updates_per_batch + update)

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from tracemask.core.errors import TrainError
 from tracemask.recipe import Recipe
 from tracemask.train.batching import dummy
 from tracemask.train.config import OldLogprobs, TrainConfig
@@ -56,6 +57,7 @@ def with_old(module: nn.Module, works: list[Work], config: TrainConfig, loader: 
     how = config.old
     if "old" not in loader.recipe.needs:
         return works, 0.0
+    must_have_old(works, config, loader)
     if how is OldLogprobs.SAMPLER:
         return [replace(one, batch=replace(one.batch, old_logprob=None)) for one in works], 0.0
     if how is OldLogprobs.SHARD:
@@ -71,6 +73,20 @@ def with_old(module: nn.Module, works: list[Work], config: TrainConfig, loader: 
         return works, 0.0
     fresh = [read_logprobs(module, one).to(loader.dtype) for one in works]
     return [replace(one, batch=replace(one.batch, old_logprob=lp)) for one, lp in zip(works, fresh, strict=True)], 1.0
+
+
+_STATED = {OldLogprobs.SAMPLER: "sampler_logprob", OldLogprobs.SHARD: "old_logprob"}
+
+
+def must_have_old(works: list[Work], config: TrainConfig, loader: Any) -> None:
+    """TrainError TM603 where the run names the column of old log-probs, and trained tokens have none. Collective."""
+    name = _STATED.get(config.old)
+    if name is None or "old" not in loader.recipe.needs:
+        return
+    if loader.world.largest(sum(_lacks(one, loader.recipe, name) for one in works)):
+        what = f"trained tokens have no {name.removeprefix('sampler_')}"
+        fix = "--old auto or start, or `tracemask score --as old`"
+        raise TrainError("TM603", where=f"--old {config.old.value}", what=what, fix=fix)
 
 
 def _lacks(work: Work, recipe: Recipe, name: str) -> int:
