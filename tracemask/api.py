@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -13,11 +13,14 @@ if TYPE_CHECKING:
     from tracemask.trace import Trace
 
 
-def open_dataset(path: Any, **options: Any) -> Dataset:
+def open_dataset(path: Any, *, columns: Mapping[str, str] | Sequence[str] | None = None) -> Dataset:
     """Our shards, or another tool's dataset (`columns={"ids": …, "mask": …}`). See tracemask.store.reader."""
+    from tracemask.store.opening import open_named
     from tracemask.store.reader import open_dataset
 
-    return open_dataset(path, **options)
+    if columns is None or isinstance(columns, Mapping):
+        return open_named(path, columns=columns)
+    return open_dataset(path, columns=columns)
 
 
 def check_dataset(dataset: Any, **options: Any) -> Report:

@@ -12,7 +12,8 @@ import typer
 from tracemask_cli import options
 
 Paths = Annotated[
-    list[str], typer.Argument(help="Shards, another tool's dataset, or a rollout log.", metavar="DATASET")
+    list[str],
+    typer.Argument(help="Shards, another tool's dataset, or a rollout log; - is standard input.", metavar="DATASET"),
 ]
 Date = Annotated[str | None, typer.Option(metavar="YYYY-MM-DD", help="Day that the template prints; 2026-01-01.")]
 Traces = Annotated[str | None, typer.Option(help="The rollout log behind the rows, for rules about messages.")]

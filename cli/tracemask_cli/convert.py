@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from tracemask_cli import options
+
 if TYPE_CHECKING:
     from tracemask.store.convert import Progress, RenderConfig
     from tracemask.store.summary import Summary
@@ -16,9 +18,7 @@ _SHOWN = 10  # skipped records and unknown fields listed in the table
 
 
 def command(
-    inputs: Annotated[
-        list[str], typer.Argument(help="Log files, folders, globs, URLs, or - for standard input.", metavar="INPUT")
-    ],
+    inputs: options.Inputs,
     tokenizer: Annotated[str, typer.Option("--tokenizer", "-t", help="Tokenizer folder or tokenizer.json.")],
     out: Annotated[str, typer.Option("--out", "-o", help="Folder or fsspec URL of the dataset.")],
     format: Annotated[str, typer.Option(help="Log format (tracemask formats), or auto.")] = "auto",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -32,18 +31,20 @@ def columns_option(text: str | None) -> dict[str, str] | None:
     return {pair[0]: pair[1] for pair in pairs}
 
 
+def opened(paths: str | list[str], *, columns: str | None = None) -> Dataset:
+    """What a verb was pointed at, as one dataset. columns: the text of --columns."""
+    from tracemask.store.opening import open_named
+
+    return open_named(paths, columns=columns_option(columns))
+
+
 def open_with_tokenizer(
-    path: str, *, tokenizer: str | None, columns: str | None = None
+    paths: str | list[str], *, tokenizer: str | None, columns: str | None = None
 ) -> tuple[Dataset, Tokenizer | None]:
     """The dataset, and its tokenizer if one was given. A tokenizer that did not write the shards is refused (TM506)."""
     from tracemask.core.errors import UsageError
-    from tracemask.store.reader import open_dataset
 
-    if "://" not in path and not Path(path).exists():
-        raise UsageError(
-            "TM901", where=path, what="no such file or folder", fix="name a folder of shards or a dataset file"
-        )
-    dataset = open_dataset(path, columns=columns_option(columns))
+    dataset = opened(paths, columns=columns)
     if tokenizer is None:
         return dataset, None
     from tracemask.render.tokenizer import Tokenizer
@@ -53,7 +54,7 @@ def open_with_tokenizer(
     if written and written != loaded.sha256:
         raise UsageError(
             "TM506",
-            where=path,
+            where=", ".join(dataset.paths),
             what=f"the shards were written with tokenizer {written[:12]}, {tokenizer} is {loaded.sha256[:12]}",
             fix="pass the tokenizer that converted them",
         )

@@ -10,7 +10,7 @@ from tracemask_cli import options
 
 
 def command(
-    dataset: options.Dataset,
+    datasets: options.Datasets,
     recipe: Annotated[str, typer.Option("--recipe", "-r", help="Preset or TOML file.")] = "grpo",
     limit: Annotated[int, typer.Option(min=1, help="Rollouts to list; where there are more, the hardest pushes.")] = 12,
     as_json: Annotated[bool, typer.Option("--json", help="All numbers as JSON on stdout.")] = False,
@@ -26,7 +26,7 @@ def command(
     from tracemask_cli.output import console, neutral, print_json
 
     loaded = Recipe.load(recipe)
-    data, tokens = open_with_tokenizer(dataset, tokenizer=tokenizer, columns=columns)
+    data, tokens = open_with_tokenizer(datasets, tokenizer=tokenizer, columns=columns)
     bytes_of = None if tokens is None else tokens.id_bytes
     found = explain(loaded, data, dict(data.scalars()), token_bytes=bytes_of)
     if as_json:

@@ -7,25 +7,26 @@ from typing import Annotated
 
 import typer
 
+from tracemask_cli import options
+
 
 def command(
-    dataset: Annotated[str, typer.Argument(help="Folder of shards, or another tool's dataset.")],
+    datasets: options.Datasets,
     to: Annotated[str, typer.Option("--to", help="parquet, hf, trl, verl, prime-rl or jsonl.")],
     out: Annotated[str, typer.Option("--out", "-o", help="Folder or fsspec URL to write.")],
     component: Annotated[
         str | None, typer.Option(help="Take the loss mask from weight.COMPONENT of a materialised dataset.")
     ] = None,
-    columns: Annotated[str | None, typer.Option(help="Column names of a foreign dataset: ids=…,mask=….")] = None,
+    columns: options.Columns = None,
     force: Annotated[bool, typer.Option("--force", help="Write into a folder that is not empty.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print what was done as JSON on stdout.")] = False,
 ) -> None:
     """Write a dataset for another trainer: the same ids, and what is trained as a mask or labels."""
     from tracemask.store.export import export
-    from tracemask.store.reader import open_dataset
-    from tracemask_cli.dataset import columns_option
+    from tracemask_cli.dataset import opened
     from tracemask_cli.output import console, neutral, print_json
 
-    done = export(open_dataset(dataset, columns=columns_option(columns)), out, to=to, component=component, force=force)
+    done = export(opened(datasets, columns=columns), out, to=to, component=component, force=force)
     if as_json:
         print_json(asdict(done))
         return

@@ -12,7 +12,7 @@ from tracemask_cli import options
 
 
 def command(
-    dataset: options.Dataset,
+    datasets: options.Datasets,
     out: Annotated[str | None, typer.Option("--out", "-o", help="Where the repaired copy goes.")] = None,
     tokenizer: options.Tokenizer = None,
     template: options.Template = None,
@@ -32,18 +32,17 @@ def command(
     from tracemask.check.fix import fix_dataset
     from tracemask.check.rule import matching
     from tracemask.check.sources import template_source
-    from tracemask.store.reader import open_dataset
-    from tracemask_cli.dataset import columns_option
+    from tracemask_cli.dataset import opened
 
     if out is None and not diff:
         from tracemask.core.errors import UsageError
 
         raise UsageError("TM900", what="nowhere to write to", fix="give --out FOLDER, or --diff to look only")
-    opened = open_dataset(dataset, columns=columns_option(columns))
+    dataset = opened(datasets, columns=columns)
     source = template_source(template)
     codes = matching(options.words(select)) if select else ()
-    fixer = fix_dataset(opened, tokenizer=tokenizer, template=source, codes=codes, unsafe=unsafe_fixes)
-    kept = _apply(opened, fixer, out, diff)
+    fixer = fix_dataset(dataset, tokenizer=tokenizer, template=source, codes=codes, unsafe=unsafe_fixes)
+    kept = _apply(dataset, fixer, out, diff)
     _print(fixer.changes, kept, None if diff else out, json)
     if diff and fixer.changes:
         raise typer.Exit(1)

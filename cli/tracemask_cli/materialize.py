@@ -6,9 +6,11 @@ from typing import Annotated
 
 import typer
 
+from tracemask_cli import options
+
 
 def command(
-    dataset: Annotated[str, typer.Argument(help="Folder of shards.")],
+    shards: options.Shards,
     recipe: Annotated[str, typer.Option("--recipe", "-r", help="Preset or TOML file.")],
     out: Annotated[str, typer.Option("--out", "-o", help="Folder for the new shards.")],
     groups_per_step: Annotated[
@@ -28,7 +30,7 @@ def command(
     from tracemask_cli.output import console, print_json
 
     loaded = Recipe.load(recipe)
-    data, tokens = open_with_tokenizer(dataset, tokenizer=tokenizer)
+    data, tokens = open_with_tokenizer(shards, tokenizer=tokenizer)
     done = materialize(
         data,
         loaded,

@@ -6,7 +6,16 @@ from typing import Annotated
 
 import typer
 
-Dataset = Annotated[str, typer.Argument(help="Folder of shards, or another tool's dataset.", metavar="DATASET")]
+Datasets = Annotated[
+    list[str],
+    typer.Argument(
+        help="Shards or another tool's dataset; several are read as one; - is standard input.", metavar="DATASET"
+    ),
+]
+Inputs = Annotated[
+    list[str], typer.Argument(help="Log files, folders, globs, URLs; - is standard input.", metavar="INPUT")
+]
+Shards = Annotated[list[str], typer.Argument(help="Folders of shards; several are read as one.", metavar="DATASET")]
 Tokenizer = Annotated[str | None, typer.Option("--tokenizer", "-t", help="Folder or tokenizer.json.")]
 Template = Annotated[str | None, typer.Option(help="Chat template file (default: the tokenizer's own).")]
 Columns = Annotated[str | None, typer.Option(help="Names in other tools' data: ids=tokens,mask=m,logprob=lp.")]

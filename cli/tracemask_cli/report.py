@@ -10,14 +10,14 @@ from tracemask_cli import options
 
 
 def command(
-    dataset: options.Dataset,
+    datasets: options.Datasets,
     out: Annotated[str, typer.Option("--out", "-o", help="HTML file to write.")] = "report.html",
     tokenizer: options.Tokenizer = None,
     rows: Annotated[int, typer.Option(help="Rows to show in full; all are counted.", min=0)] = 50,
     recipe: options.Weights = None,
     check: Annotated[bool, typer.Option(help="Run the lint rules and link their findings.")] = True,
     columns: options.Columns = None,
-    title: Annotated[str | None, typer.Option(help="Title; default the dataset's name.")] = None,
+    title: Annotated[str | None, typer.Option(help="Title; default the datasets' names.")] = None,
 ) -> None:
     """Write a self-contained HTML page: tokens by author, weights under each normalizer, findings. Works offline."""
     from pathlib import Path
@@ -28,11 +28,12 @@ def command(
     from tracemask_cli.dataset import open_with_tokenizer, weigher
     from tracemask_cli.output import console, progress, write_text
 
-    data, loaded = open_with_tokenizer(dataset, tokenizer=tokenizer, columns=columns)
+    named = title or ", ".join(Path(dataset).resolve().name for dataset in datasets)
+    data, loaded = open_with_tokenizer(datasets, tokenizer=tokenizer, columns=columns)
     weigh = weigher(recipe, data, loaded)
     told = _findings(data, loaded) if check else {}
     view = Page(
-        title=title or Path(dataset).resolve().name, tokenizer=loaded, weigh=weigh, scales=scales(data, weigh),
+        title=named, tokenizer=loaded, weigh=weigh, scales=scales(data, weigh),
         checked=check, most_rows=rows, **told,
     )  # fmt: skip
     with progress("report", total=len(data), unit="rows") as advance:

@@ -6,9 +6,11 @@ from typing import Annotated
 
 import typer
 
+from tracemask_cli import options
+
 
 def command(
-    dataset: Annotated[str, typer.Argument(help="Folder of shards.")],
+    shards: options.Shards,
     model: Annotated[str, typer.Option("--model", "-m", help="Model folder that transformers loads.")],
     out: Annotated[str, typer.Option("--out", "-o", help="Folder of the new shards.")],
     as_: Annotated[str, typer.Option("--as", help="ref | old | score: which column they become.")] = "score",
@@ -32,7 +34,7 @@ def command(
             raise UsageError("TM900", where=name, what=f"{value!r} is not known", fix=f"one of {', '.join(names)}")
     with progress("score", unit="rows") as advance:
         found = score(
-            dataset,
+            shards,
             model=model,
             out=out,
             as_=as_,

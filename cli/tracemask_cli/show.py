@@ -10,7 +10,7 @@ from tracemask_cli import options
 
 
 def command(
-    dataset: options.Dataset,
+    datasets: options.Datasets,
     row: options.Row = "0",
     tokenizer: options.Tokenizer = None,
     at: Annotated[str | None, typer.Option(help="ROW:TOKEN to show with its neighbourhood.")] = None,
@@ -31,7 +31,7 @@ def command(
     from tracemask_cli.dataset import open_with_tokenizer, row_index, weigher
     from tracemask_cli.output import console
 
-    data, loaded = open_with_tokenizer(dataset, tokenizer=tokenizer, columns=columns)
+    data, loaded = open_with_tokenizer(datasets, tokenizer=tokenizer, columns=columns)
     token, findings = None, []
     if at is not None:
         row, token = _place(at)

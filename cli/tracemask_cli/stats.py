@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from tracemask_cli import options
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -15,17 +17,16 @@ _BAR = 40
 
 
 def command(
-    dataset: Annotated[str, typer.Argument(help="Folder of shards, or another tool's dataset.")],
-    columns: Annotated[str | None, typer.Option(help="Column names of a foreign dataset: ids=…,mask=….")] = None,
+    datasets: options.Datasets,
+    columns: options.Columns = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON on stdout.")] = False,
 ) -> None:
     """Count tokens by author, role and part; lengths, groups, rewards, fidelity, drift."""
-    from tracemask.store.reader import open_dataset
     from tracemask.store.stats import stats
-    from tracemask_cli.dataset import columns_option
+    from tracemask_cli.dataset import opened
     from tracemask_cli.output import console, print_json
 
-    found = stats(open_dataset(dataset, columns=columns_option(columns)))
+    found = stats(opened(datasets, columns=columns))
     if as_json:
         print_json(found.to_json())
         return

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from tracemask_cli import options
+
 if TYPE_CHECKING:
     from rich.text import Text
     from rich.tree import Tree
@@ -25,7 +27,7 @@ _STYLE = {
 
 
 def command(
-    path: Annotated[list[str], typer.Argument(help="Files, folders or globs.")],
+    inputs: options.Inputs,
     format: Annotated[str, typer.Option("--format", help="A name of `tracemask formats`, or auto.")] = "auto",
     first: Annotated[int, typer.Option("--first", min=1, help="How many traces to show.")] = 5,
     only: Annotated[str | None, typer.Option("--id", help="Show the trace with this id only.")] = None,
@@ -39,18 +41,20 @@ def command(
 
     Exit 0 when everything was read, 1 when more lines were refused than --max-skipped allows, 2 when nothing could be.
     """
+    from tracemask.store.fetch import local_copies
     from tracemask.trace import read_traces
 
-    reading = read_traces(list(path), format=format, authors=authors, strict=strict)
     shown = 0
-    for trace in reading:
-        if only is not None and trace.id != only:
-            continue
-        shown += 1
-        if json:
-            _print_line(trace)
-        elif shown <= first:
-            _wide(width).print(_tree(trace, width))
+    with local_copies(list(inputs)) as local:
+        reading = read_traces(local, format=format, authors=authors, strict=strict)
+        for trace in reading:
+            if only is not None and trace.id != only:
+                continue
+            shown += 1
+            if json:
+                _print_line(trace)
+            elif shown <= first:
+                _wide(width).print(_tree(trace, width))
     if not json:
         _summary(reading, shown, first)
     else:

@@ -47,7 +47,7 @@ def test_data_without_any_scalar_is_weighed_explained_and_reported(plain, tmp_pa
     assert tracemask("report", plain, "--recipe", recipe, "-o", tmp_path / "r.html", "--no-check").returncode == 0
     assert "for an advantage of 1" in tracemask("explain", plain).stdout
     refused("TM603", "show", plain, "--weights", "grpo")
-    refused("TM603", "materialize", plain, "--recipe", "grpo", "-o", tmp_path / "out")
+    refused("TM501", "materialize", plain, "--recipe", "grpo", "-o", tmp_path / "out")
 
 
 @pytest.mark.parametrize("row", ["²", "--5", "9" * 5000, "-49", "48", "", "NaN"])
@@ -254,3 +254,100 @@ def test_the_same_bytes_whatever_the_hash_seed(shards, tmp_path, verb):
 def test_the_folder_one_stands_in_gives_the_page_its_title(shards):
     assert tracemask("report", ".", "--no-check", "-o", "../r.html", cwd=shards).returncode == 0
     assert "<title>shards — tracemask</title>" in (shards.parent / "r.html").read_text(encoding="utf-8")
+
+
+def rows_named(folder: Path, name: str, **columns: list[int]) -> Path:
+    file = folder / name
+    file.write_text(json.dumps({**columns, "reward": 1.0}) + "\n")
+    return file
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["show"],
+        ["report", "--no-check", "-o", "{}/r.html"],
+        ["check"],
+        ["stats"],
+        ["explain"],
+        ["fix", "--diff"],
+        ["export", "--to", "jsonl", "-o", "{}/out"],
+        ["train", "--model", ROOT / "fixtures/models/tiny", "--dry-run"],
+    ],
+    ids=lambda words: words[0],
+)
+def test_column_names_that_would_change_nothing_are_refused(shards, tmp_path, words):
+    verb, *rest = [str(word).format(tmp_path) for word in words]
+    said = refused("TM900", verb, shards, *rest, "--columns", "ids=toks")
+    assert "shards of ours" in said and "--columns" in said
+
+
+def test_options_for_datasets_are_refused_with_a_log(tmp_path):
+    assert "--columns" in refused("TM900", "check", HARBOUR, "--columns", "mask=m")
+    assert "--traces" in refused("TM900", "check", HARBOUR, "--traces", HARBOUR)
+    rows = rows_named(tmp_path, "rows.jsonl", toks=[1, 2, 3], mask=[0, 1, 1])
+    done = tracemask("check", rows, "--columns", "ids=toks")
+    assert "1 rows" in done.stdout or "1 row" in done.stdout, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("verb", ["show", "stats", "report", "explain", "check", "fix", "export", "train"])
+def test_several_datasets_are_read_as_one(tmp_path, verb):
+    a = rows_named(tmp_path, "a.jsonl", input_ids=[1, 2, 3], mask=[0, 1, 1])
+    b = rows_named(tmp_path, "b.jsonl", input_ids=[4, 5, 6, 7], mask=[0, 1, 1, 1])
+    more, shown = {
+        "show": (["--row", 1], "4 tokens"),
+        "stats": (["--json"], '"rows": 2'),
+        "report": (["--no-check", "-o", tmp_path / "r.html"], "2 rows"),
+        "explain": (["--recipe", "reinforce"], "5 tokens in 2 rollouts"),
+        "check": (["--json"], '"rows": 2'),
+        "fix": (["--diff"], "2 rows"),
+        "export": (["--to", "jsonl", "-o", tmp_path / "out"], "2 rows, 7 tokens"),
+        "train": (["--init-tiny", "--recipe", "reinforce", "--dry-run", "--json"], '"rows": 2'),
+    }[verb]
+    done = tracemask(verb, a, b, *more)
+    assert done.returncode in (0, 1), done.stderr
+    assert shown in done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("verb", ["show", "stats", "check", "explain", "fix", "report", "export"])
+def test_token_rows_come_through_a_pipe(tmp_path, verb):
+    rows = rows_named(tmp_path, "rows.jsonl", input_ids=[1, 2, 3], mask=[0, 1, 1])
+    more = {
+        "explain": ["--recipe", "reinforce"],
+        "fix": ["--diff"],
+        "report": ["--no-check", "-o", "OUT.html"],
+        "export": ["--to", "jsonl", "-o", "OUT"],
+    }.get(verb, [])
+    piped, named = (
+        tracemask(verb, name, *(str(word).replace("OUT", str(tmp_path / kind)) for word in more), input=text)
+        for kind, name, text in (("piped", "-", rows.read_text()), ("named", rows, None))
+    )
+    assert piped.returncode == named.returncode < 2, piped.stderr
+    said = piped.stdout.replace("piped", "named") + piped.stderr.replace("piped", "named")
+    assert "/tracemask-" not in said  # no place of our own
+    if verb != "report":  # which has its title from the name
+        assert said == (named.stdout + named.stderr).replace(str(rows), "-")
+
+
+def test_a_log_comes_through_a_pipe_to_check_and_trace(tmp_path):
+    log = tmp_path / "stdin.jsonl"
+    log.write_bytes(HARBOUR.read_bytes())
+    for verb, more in (("trace", ["--max-skipped", 1]), ("check", []), ("check", ["-t", SMALL, "--json"])):
+        piped, named = (
+            tracemask(verb, name, *more, input=text) for name, text in (("-", HARBOUR.read_text()), (log, None))
+        )
+        assert piped.returncode == named.returncode
+        assert piped.stdout + piped.stderr == (named.stdout + named.stderr).replace(str(log), "-")
+
+
+def test_a_pipe_that_gives_nothing_or_is_not_alone_is_refused(tmp_path, shards):
+    rows = rows_named(tmp_path, "rows.jsonl", input_ids=[1, 2, 3], mask=[0, 1, 1])
+    for arguments, text, code in (
+        (["stats", "-"], "", "TM904"),
+        (["check", "-"], "", "TM904"),
+        (["stats", "-", rows], rows.read_text(), "TM900"),
+        (["train", "-", "--model", ROOT / "fixtures/models/tiny"], rows.read_text(), "TM900"),
+        (["materialize", "-", "--recipe", "sft", "-o", tmp_path / "out"], rows.read_text(), "TM501"),
+    ):
+        done = tracemask(*arguments, input=text)
+        assert done.returncode == 2 and code in done.stderr and "fix:" in done.stderr, done.stderr

@@ -296,3 +296,20 @@ def test_forked_readers_of_json_lines_do_not_disturb_each_other(tmp_path: Path) 
         reader.join()
     assert [reader.exitcode for reader in readers] == [0] * 4
     assert bad.value == 0
+
+
+def test_a_column_map_for_shards_of_ours_is_refused_by_everything_that_takes_one(tmp_path: Path) -> None:
+    from store_rows import dataset, rows
+
+    import tracemask
+    from tracemask.check.config import Settings
+
+    shards = dataset(tmp_path / "shards", rows(3)).paths[0]
+    for verb in (
+        lambda: tracemask.open_dataset(shards, columns={"mask": "m"}),
+        lambda: tracemask.check_dataset(shards, settings=Settings(columns={"mask": "m"})),
+        lambda: next(tracemask.prepare(shards, "grpo", columns={"mask": "m"})),
+    ):
+        with pytest.raises(TracemaskError, match=r"TM900 column names are for other tools' data"):
+            verb()
+    assert tracemask.open_dataset(shards, columns=["sampled"]).token_columns == ("token_ids", "sampled")

@@ -25,10 +25,10 @@ def open_given(dataset: Any, settings: Settings) -> Any:
         for path in paths:
             if Path(path).is_file() and not Path(path).stat().st_size:
                 raise UsageError("TM904", where=str(path), what="the file is empty", fix="give a dataset with rows")
-        from tracemask.store.reader import open_dataset
+        from tracemask.store.opening import open_named
 
         try:
-            return open_dataset(dataset, columns=dict(settings.columns) or None)
+            return open_named(dataset, columns=settings.columns)
         except StoreError as error:
             if error.code in _AS_FINDINGS:
                 return error
@@ -37,11 +37,10 @@ def open_given(dataset: Any, settings: Settings) -> Any:
 
 
 def path_of(dataset: Any) -> str:
-    """What a report names as its dataset."""
-    paths = getattr(dataset, "paths", None)
-    if paths:
-        return ", ".join(paths)
-    return "" if not isinstance(dataset, str) else dataset
+    """What a report names as its dataset: an open one, a path or paths."""
+    paths = [dataset] if isinstance(dataset, (str, PathLike)) else getattr(dataset, "paths", dataset)
+    named = isinstance(paths, (list, tuple)) and all(isinstance(path, (str, PathLike)) for path in paths)
+    return ", ".join(map(str, paths)) if named else ""
 
 
 def rows_of(dataset: Any, bad_row: Callable[[StoreError, int], None]) -> Iterator[tuple[Row, str]]:

@@ -37,7 +37,7 @@ def check_dataset(
     session = Session(settings, tokenizer=tokenizer, template=template, baseline_out=baseline_out)
     opened = open_given(dataset, settings)
     if isinstance(opened, StoreError):
-        return session.refused(opened, path=str(dataset))
+        return session.refused(opened, path=path_of(dataset))
     session.start(opened, path=path_of(dataset))
     for trace in traces:
         session.trace(trace)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
@@ -15,7 +16,9 @@ from tracemask.check.config import Settings
 from tracemask.check.report import Report
 from tracemask.check.runner import Session, check_dataset
 from tracemask.core.errors import TracemaskError, UsageError
+from tracemask.store.fetch import drained
 from tracemask.store.foreign_names import COMPLETION_IDS, IDS
+from tracemask.store.opening import Named
 
 BATCH = 64  # traces rendered at once
 _LINE = 1 << 26  # bytes of the first line that are looked at
@@ -27,22 +30,29 @@ def check_paths(
     """The report on `paths`: one kind of thing, datasets or logs.
 
     A rollout log is checked as traces, and, where a tokenizer is given, as the rows that rendering makes of them.
+    Either may come through a pipe, "-" or another.
     """
-    for path in paths:
-        if "://" not in path and not Path(path).exists():
-            raise UsageError("TM901", where=path, what="no such file or folder", fix="check the path")
     template = template_source(settings.template)
-    if any(is_log(path) for path in paths):
-        return _check_logs(paths, settings, template, baseline_out)
-    wanted: Any = paths[0] if len(paths) == 1 else list(paths)
-    return check_dataset(
-        wanted,
-        tokenizer=settings.tokenizer,
-        template=template,
-        settings=settings,
-        traces=_traces([traces]) if traces else (),
-        baseline_out=baseline_out,
-    )
+    with drained(paths) as files:
+        if any(is_log(file, settings.columns) for file in files):
+            _refuse_for_logs(", ".join(map(str, files)), columns=settings.columns, traces=traces)
+            return _check_logs(files, settings, template, baseline_out)
+        return check_dataset(
+            files,
+            tokenizer=settings.tokenizer,
+            template=template,
+            settings=settings,
+            traces=_traces([traces]) if traces else (),
+            baseline_out=baseline_out,
+        )
+
+
+def _refuse_for_logs(where: str, **options: Any) -> None:
+    """UsageError TM900 for options that would change nothing about a log."""
+    for name, value in options.items():
+        if value:
+            what = f"--{name} is for datasets of token ids, and this is a log of conversations"
+            raise UsageError("TM900", where=where, what=what, fix=f"leave --{name} out")
 
 
 def template_source(path: str | None) -> str | None:
@@ -57,13 +67,19 @@ def template_source(path: str | None) -> str | None:
         raise UsageError("TM900", where=path, what="the template is not UTF-8", fix="give a Jinja file") from None
 
 
-def is_log(path: str) -> bool:
-    """Whether a file holds conversations rather than token ids."""
+def is_log(path: Named, columns: Mapping[str, str]) -> bool:
+    """Whether a file holds conversations rather than token ids, which may have the names that `columns` gives them.
+
+    UsageError TM901: no such file.
+    """
     file = Path(path)
+    if "://" not in str(path) and not file.exists():
+        raise UsageError("TM901", where=str(path), what="no such file or folder", fix="check the path")
     if file.is_dir() or file.suffix.lower() not in (".jsonl", ".ndjson", ".json", ".traj", ".eval"):
         return False
     if file.suffix.lower() in (".traj", ".eval"):
         return True
+    known = (*IDS, *COMPLETION_IDS, *columns.values())
     with open(file, "rb") as lines:
         for raw in lines:
             if raw.isspace():
@@ -72,16 +88,16 @@ def is_log(path: str) -> bool:
                 first = json.loads(raw[:_LINE].removeprefix(b"\xef\xbb\xbf"))
             except ValueError:
                 return True  # a broken line is named by the reader of logs
-            return isinstance(first, dict) and not any(name in first for name in (*IDS, *COMPLETION_IDS))
+            return isinstance(first, dict) and not any(name in first for name in known)
     return False
 
 
-def _traces(paths: Sequence[str], session: Session | None = None) -> Iterator[Any]:
+def _traces(paths: Sequence[Named], session: Session | None = None) -> Iterator[Any]:
     """The traces of logs; records that cannot be read are named in the session, or stop the run without one."""
     from tracemask.trace import read_traces
 
     for path in paths:
-        reading = read_traces(path, on_error="fail" if session is None else "skip")
+        reading = read_traces(os.fspath(path), on_error="fail" if session is None else "skip")
         yield from reading
         if session is not None:
             session.unreadable += [str(error) for error in reading.skipped]
@@ -96,10 +112,10 @@ class Log:
 
 
 def _check_logs(
-    paths: Sequence[str], settings: Settings, template: str | None, baseline_out: Counter[str] | None
+    paths: Sequence[Named], settings: Settings, template: str | None, baseline_out: Counter[str] | None
 ) -> Report:
     session = Session(settings, tokenizer=settings.tokenizer, template=template, baseline_out=baseline_out)
-    session.start(Log(), path=", ".join(paths))
+    session.start(Log(), path=", ".join(map(str, paths)))
     if session.run.tokenizer is None:
         for trace in _traces(paths, session):
             session.trace(trace, alone=True)
@@ -109,7 +125,7 @@ def _check_logs(
     return session.report()
 
 
-def _rendered(paths: Sequence[str], session: Session, template: str | None) -> Iterator[tuple[Any, str]]:
+def _rendered(paths: Sequence[Named], session: Session, template: str | None) -> Iterator[tuple[Any, str]]:
     """The rows of a log, rendered a batch of traces at a time; a trace that cannot be rendered is named."""
     from tracemask.render.renderer import Renderer
     from tracemask.store.rows import of_sample
@@ -122,7 +138,7 @@ def _rendered(paths: Sequence[str], session: Session, template: str | None) -> I
             for trace, samples in _samples(renderer, batch, session.unreadable):
                 session.trace(trace)
                 for sample in samples:
-                    yield of_sample(sample, trace, index=index), path
+                    yield of_sample(sample, trace, index=index), str(path)
                     index += 1
 
 

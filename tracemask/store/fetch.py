@@ -6,8 +6,9 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 from tracemask.core.errors import UsageError
@@ -33,13 +34,43 @@ def local_copies(paths: Paths) -> Iterator[Paths]:
                for k, path in enumerate(given)]  # fmt: skip
 
 
-def _is_far(path: str) -> bool:
-    if path == "-" or "://" in path:
+@dataclass(frozen=True, slots=True)
+class Drained(os.PathLike[str]):
+    """What came through a pipe, in a file. shown: the name that the caller gave, in every message and place."""
+
+    path: str
+    shown: str
+
+    def __fspath__(self) -> str:
+        return self.path
+
+    def __str__(self) -> str:
+        return self.shown
+
+
+@contextmanager
+def drained(paths: Sequence[str | os.PathLike[str]]) -> Iterator[list[str | os.PathLike[str]]]:
+    """`paths` with every pipe ("-" is the standard input) replaced by a file of what came through it."""
+    if not any(is_pipe(os.fspath(path)) for path in paths):
+        yield list(paths)
+        return
+    with tempfile.TemporaryDirectory(prefix="tracemask-") as root:
+        yield [Drained(_drain(os.fspath(path), Path(root) / str(k)), os.fspath(path)) if is_pipe(os.fspath(path))
+               else path for k, path in enumerate(paths)]  # fmt: skip
+
+
+def is_pipe(path: str) -> bool:
+    """Whether `path` can be read once only: "-", a named pipe, a shell's `<(…)`."""
+    if path == "-":
         return True
     try:
         return Path(path).is_fifo()
     except OSError:  # a name that is too long, say: whoever reads it says so
         return False
+
+
+def _is_far(path: str) -> bool:
+    return "://" in path or is_pipe(path)
 
 
 def _drain(path: str, root: Path) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 from tracemask.core.errors import StoreError, UsageError
@@ -39,8 +40,10 @@ class ForeignSource:
         return self._records.column(self.names.scalar_field(name))
 
 
-def open_foreign(path: str, mapping: Mapping[str, str]) -> Dataset:
+def open_foreign(path: str, mapping: Mapping[str, str], *, shown: str = "") -> Dataset:
     """The dataset of another tool at `path`, a path or an fsspec URL. mapping: our names to theirs.
+
+    shown: what to call a single file instead of its path.
 
     TM931: no file of a known kind; TM900: several splits; TM501: no ids.
     """
@@ -48,10 +51,12 @@ def open_foreign(path: str, mapping: Mapping[str, str]) -> Dataset:
     if not files:
         fix = f"expected a folder or a file of {', '.join(RECORDS)}"
         raise StoreError("TM931", where=path, what="neither shards of ours nor a dataset of another tool", fix=fix)
+    if shown:
+        files = [replace(file, where=shown) for file in files]
     sources = [ForeignSource(RECORDS[file.suffix](file), mapping) for file in files]
     names, sizes = [file.name for file in files], [file.size() for file in files]
     identity = fingerprint("foreign", names, sizes, sorted(mapping.items()))
-    return Dataset(sources, kind="foreign", paths=(path,), names=names, identity=identity)
+    return Dataset(sources, kind="foreign", paths=(shown or path,), names=names, identity=identity)
 
 
 def _files(tree: Tree) -> Iterator[Blob]:
