@@ -68,7 +68,7 @@ class BranchPlan:
     turns: list[Turn]
     bases: dict[int, BasePlan]
     findings: list[Finding]
-    modes: Mapping[int, Mode]
+    modes: Sequence[Mode]
     context_mode: Mode
 
     def want(self, encoder: Encoder) -> None:
@@ -154,12 +154,9 @@ class Planner:
         bases = {end: self._base(reading, end, replies) for end in ends}
         turns = [turn for k in reading.chosen if (turn := self._turn(reading, k, bases, replies)) is not None]
         _report_unknown(reading)
-        ids = self.control_text == "ids"
-        modes = {
-            k: Mode.IDS if ids else Mode.POLICY if speaker.author is Author.POLICY else Mode.CONTENT
-            for k, speaker in enumerate(speakers)
-        }
-        context = Mode.IDS if ids else Mode.CONTENT
+        own, context = (Mode.IDS, Mode.IDS) if self.control_text == "ids" else (Mode.POLICY, Mode.CONTENT)
+        policy = Author.POLICY
+        modes = [own if speaker.author is policy else context for speaker in speakers]
         return BranchPlan(conversation, messages, speakers, turns, bases, reading.findings, modes, context)
 
     def _turn(self, reading: Reading, k: int, bases: Mapping[int, BasePlan],
@@ -170,13 +167,16 @@ class Planner:
             reading.report_lost(k, [Origin.CONTENT])
             return None
         said = (bases[end].layout, region)
+        reply = replies[k]
+        if reply is None:
+            return Turn(k, end, region, None, None, said)
         own = reading.region(k + 1 if end < 0 else end, k)
         if end < 0 and own is None:
             reading.report_lost(k, [Origin.CONTENT])
         elif own is not None and (end < 0 or k not in bases[end].verbatim):
             layout = reading.layout(k + 1 if end < 0 else end)
-            said = (layout, self._judged(layout, own, replies[k]))
-        return Turn(k, end, region, replies[k], _prompt_ids(reading.messages[k].sampled), said)
+            said = (layout, self._judged(layout, own, reply))
+        return Turn(k, end, region, reply, _prompt_ids(reading.messages[k].sampled), said)
 
     def _base(self, reading: Reading, end: int, replies: Mapping[int, Reply | None]) -> BasePlan:
         layout = reading.layout(end)
@@ -225,12 +225,12 @@ class Planner:
                 return whole._replace(opened=None, prefill=-1, prefill_marks=()), True
         return region._replace(start=region.prompt_end), False
 
-    def _judged(self, layout: Layout, region: Region, reply: Reply | None) -> Region:
+    def _judged(self, layout: Layout, region: Region, reply: Reply) -> Region:
         """The region that sampled ids are compared with: with what the template puts in only where they say it, too.
 
         A stop that only the next message's header writes (GLM) is not there yet when the reply is the last.
         """
-        if reply is not None and region.stop_id is None and len(reply.ids) and int(reply.ids[-1]) in self.turns.stops:
+        if region.stop_id is None and len(reply.ids) and int(reply.ids[-1]) in self.turns.stops:
             spoken = self._spoken(replace(reply, ids=reply.ids[:-1]))
             if spoken == layout.text[region.start : region.stop]:
                 return region

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from tracemask.core.vocab import Origin
-from tracemask.render.text import RenderedText, Span
+from tracemask.render.text import RenderedText
 from tracemask.render.tokenizer import Tokenizer
 
 TRUSTED_ROLES = frozenset(
@@ -74,7 +74,7 @@ class Control:
                 if len(cache) < MAX_LITERALS:
                     cache[literal] = places
             for first, last, token in places:
-                found.append(Mark(start + first, start + last, token))
+                found.append(new_mark(Mark, (start + first, start + last, token)))
         if self.strip_left or self.strip_right:
             return [self._widened(text, mark.start, mark.end, mark.id) for mark in found]
         return found
@@ -90,27 +90,26 @@ class Control:
         return Mark(start, end, token_id)
 
 
-def is_trusted(span: Span, text: str) -> bool:
-    """Characters that no message's author could choose: literals, and the names of known roles."""
-    if span.origin is Origin.RENDERER:
-        return True
-    return (
-        span.origin is Origin.FIELD and span.field == ("role",) and text[span.start : span.end].lower() in TRUSTED_ROLES
-    )
+new_mark = tuple.__new__
 
 
 def trusted_ranges(rendered: RenderedText) -> list[tuple[int, int]]:
-    """Maximal ranges of trusted characters: a control token may be composed of several literals."""
+    """Maximal ranges of characters that no message's author could choose: literals, and the names of known roles.
+
+    A control token may be composed of several of them.
+    """
     ranges: list[tuple[int, int]] = []
     opened = -1
-    literal = Origin.RENDERER
-    for span in rendered.spans:
-        if span[4] is literal or is_trusted(span, rendered.text):
+    literal, field_of_message, text = Origin.RENDERER, Origin.FIELD, rendered.text
+    for start, end, _, _, origin, path, _ in rendered.spans:
+        if origin is literal or (
+            origin is field_of_message and path == ("role",) and text[start:end].lower() in TRUSTED_ROLES
+        ):
             if opened < 0:
-                opened = span[0]
+                opened = start
         elif opened >= 0:
-            ranges.append((opened, span[0]))
+            ranges.append((opened, start))
             opened = -1
     if opened >= 0:
-        ranges.append((opened, len(rendered.text)))
+        ranges.append((opened, len(text)))
     return ranges

@@ -104,15 +104,20 @@ def number(value: int | float, tag: Tag | None) -> Any:
     return made
 
 
-ORIGINS = {
-    "content": Origin.CONTENT,
-    "reasoning_content": Origin.REASONING,
-    "reasoning": Origin.REASONING,
-    "thinking": Origin.REASONING,
-    "tool_calls": Origin.TOOL_CALL,
-    "tools": Origin.TOOLS,
+_FIELD = Origin.FIELD
+_REASONING = (Origin.REASONING, ("reasoning_content",))
+_KNOWN: dict[str, tuple[Origin, tuple[str]]] = {
+    "role": (_FIELD, ("role",)),
+    "name": (_FIELD, ("name",)),
+    "tool_call_id": (_FIELD, ("tool_call_id",)),
+    "content": (Origin.CONTENT, ("content",)),
+    "reasoning_content": _REASONING,
+    "reasoning": _REASONING,
+    "thinking": _REASONING,
+    "tool_calls": (Origin.TOOL_CALL, ("tool_calls",)),
+    "tools": (Origin.TOOLS, ("tools",)),
 }
-_PLAIN_KEYS = frozenset((*ORIGINS, "role", "name", "tool_call_id"))
+"""Origin and path of the fields that chat messages have; their keys are the format's own and carry no provenance."""
 
 
 def wrap(value: Any, source: int, origin: Origin, path: tuple[str | int, ...]) -> Any:
@@ -173,10 +178,10 @@ def wrapped_dict(value: dict[Any, Any], tag: Tag) -> Record:
 def wrap_message(message: dict[str, Any], index: int) -> Record:
     """One chat message; its fields are tagged by name, reasoning by its standard one."""
     record = Record()
-    record._tag, record._message, record._raw = new_tag(Tag, (index, Origin.FIELD, (), False)), index, message
+    record._tag, record._message, record._raw = new_tag(Tag, (index, _FIELD, (), False)), index, message
     for key, value in message.items():
-        origin = ORIGINS.get(key, Origin.FIELD)
-        path = ("reasoning_content",) if origin is Origin.REASONING else (key,)
+        known = _KNOWN.get(key)
+        origin, path = known or (_FIELD, (key,))
         tag = new_tag(Tag, (index, origin, path, False))
         if type(value) is str:
             text = new_text(Text, value)
@@ -184,7 +189,7 @@ def wrap_message(message: dict[str, Any], index: int) -> Record:
             value = text
         else:
             value = wrap_tagged(value, tag)
-        record[key if key in _PLAIN_KEYS else tagged(key, tag)] = value
+        record[key if known else tagged(key, tag)] = value
     return record
 
 

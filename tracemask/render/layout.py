@@ -52,7 +52,7 @@ class Layout:
         self._firsts = firsts
 
     def _read(self) -> None:
-        extents, starts, sources = self.extents, self._body_starts, self._body_sources
+        extents, starts, sources, calls = self.extents, self._body_starts, self._body_sources, Origin.TOOL_CALL
         closed: set[int] = set()
         speaking = -1
         for start, end, message, source, origin, path, _coarse in self.rendered.spans:
@@ -71,7 +71,7 @@ class Layout:
                 sources.append(source)
                 extent = extents[source]
                 extent.characters[origin] = extent.characters.get(origin, 0) + end - start
-                if origin is Origin.TOOL_CALL:
+                if origin is calls:
                     extent.calls[path[1:4]] = extent.calls.get(path[1:4], 0) + end - start
                 if message == source or message == -1:
                     if extent.own_first < 0:
@@ -135,8 +135,10 @@ def missing_fields(layout: Layout, message: int, chat: Mapping[str, Any]) -> lis
     ):
         lost.append(Origin.CONTENT)
     reasoning = reasoning_text(chat)
-    if have.get(Origin.REASONING, 0) < len(reasoning) and layout.visible(message, Origin.REASONING) < _visible(
+    if (
         reasoning
+        and have.get(Origin.REASONING, 0) < len(reasoning)
+        and layout.visible(message, Origin.REASONING) < _visible(reasoning)
     ):
         lost.append(Origin.REASONING)
     calls = chat.get("tool_calls")

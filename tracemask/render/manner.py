@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from enum import Enum
 from itertools import product
+from json.encoder import encode_basestring, encode_basestring_ascii
 from typing import Any, NamedTuple
 
 from tracemask.core.vocab import Origin
@@ -52,20 +53,24 @@ class Manner(NamedTuple):
     def applied(self, message: Message) -> dict[str, Any]:
         """What the template gets: keys whose value is None dropped, reasoning under all its names."""
         plain = {key: value for key, value in message.items() if value is not None}
+        if self != AS_GIVEN:
+            self._change(plain)
+        for name in REASONING_NAMES:
+            if name in plain:
+                return {"thinking": plain[name], **plain, "reasoning_content": plain[name]}
+        return plain
+
+    def _change(self, plain: dict[str, Any]) -> None:
         if self.absent is not Absent.DROPPED and "content" not in plain:
             plain["content"] = None if self.absent is Absent.NULL else ""
         if self.content is not Content.GIVEN:
             plain["content"] = _CONTENT[self.content](plain.get("content"), plain.get("content"))
         if self.arguments is not Arguments.GIVEN and plain.get("tool_calls"):
             plain["tool_calls"] = [_with_arguments(call, self.arguments) for call in plain["tool_calls"]]
-        for name in REASONING_NAMES:
-            if name in plain:
-                return {"thinking": plain[name], **plain, "reasoning_content": plain[name]}
-        return plain
 
     def noted(self, rendered: RenderedText, messages: Sequence[Message]) -> RenderedText:
         """The render with a note of the messages that were not passed as they are."""
-        if self == Manner():
+        if self == AS_GIVEN:
             return rendered
         absent = tuple(index for index, message in enumerate(messages) if message.get("content") is None)
         content = tuple(index for index, message in enumerate(messages) if self.content in _other_content([message]))
@@ -86,6 +91,9 @@ class Manner(NamedTuple):
                 index for index, message in enumerate(messages) if self.arguments in _other_arguments([message])
             ),
         )
+
+
+AS_GIVEN = Manner()
 
 
 def manners(messages: Sequence[Message], *, asks_for_null: bool) -> Iterator[Manner]:
@@ -115,14 +123,15 @@ def quotes_arguments(rendered: RenderedText, messages: Sequence[Message]) -> boo
         if message.get("tool_calls")
     }
     said = dict.fromkeys(strings, "")
-    for span in rendered.spans:
-        if span.source in said and span.origin is Origin.TOOL_CALL:
-            said[span.source] += rendered.text[span.start : span.end]
+    calls = Origin.TOOL_CALL
+    for start, end, _, source, origin, _, _ in rendered.spans:
+        if origin is calls and source in said:
+            said[source] += rendered.text[start:end]
     return any(_quoted(value, said[index]) for index, values in strings.items() for value in values)
 
 
 def _quoted(arguments: str, said: str) -> bool:
-    spelled = any(json.dumps(arguments, ensure_ascii=ascii) in said for ascii in (False, True))
+    spelled = encode_basestring(arguments) in said or encode_basestring_ascii(arguments) in said
     return spelled and object_of(arguments) is not None
 
 

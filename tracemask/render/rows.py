@@ -110,27 +110,29 @@ class _Trace:
             ids = turn.reply.ids
             early = goes_on_after_a_stop(turn.reply, self.tools.stop_ids)
             ended = bool(len(ids)) and int(ids[-1]) in self.tools.stop_ids
-        place = Place(turn=index, token=first, end=row.length)
+
+        def find(code: str, what: str) -> None:
+            row.findings.append(Finding(code, what, Place(turn=index, token=first, end=row.length)))
+
         if turn.reply is not None:
             row.findings += self._foreign_ids(turn.reply.ids, index, first)
             if (turn.reply.author != turn.reply.author[:1]).any():
                 row.mixed.append((first, spoken(self.tools.tokenizer, self.tools.stop_ids, turn.reply, region.opened)))
         if early:
-            row.findings.append(Finding("TM317", "tokens follow a stop inside the turn: it is not trained", place))
+            find("TM317", "tokens follow a stop inside the turn: it is not trained")
         else:
             row.own(first, row.length)
         if not ended and not message.cut_short and turn.reply is None:
-            row.findings.append(Finding("TM316", "the template writes no stop after this reply", place))
+            find("TM316", "the template writes no stop after this reply")
         if region.approximate:
             row.approximate = True
-            what = "the generation prompt is not a prefix of the render: the sampled region is approximate"
-            row.findings.append(Finding("TM111", what, place))
+            find("TM111", "the generation prompt is not a prefix of the render: the sampled region is approximate")
         elif (
             turn.prompt_ids is None and turn.reply is not None and opens_again(self.tools.tokenizer, turn.reply, region)
         ):
             row.approximate = True
             what = "the reply opens the reasoning block that its prompt leaves open: the engine had another prompt"
-            row.findings.append(Finding("TM111", what, place))
+            find("TM111", what)
         row.truncated = message.cut_short and not ended
         last = message.cut_short and all(each.role != "assistant" for each in self.trace.messages[index + 1 :])
         self.whole |= last and ended

@@ -28,6 +28,7 @@ from tracemask.render.tags import LimitExceeded, Mark, Untraceable
 _OURS = (Record, Text, Items, Whole, Real, Flag, Null)
 _DICT_NAMES = frozenset(dir(dict))
 _TEXT_METHODS = frozenset(name for name in dir(str) if not name.startswith("_")) - {"format", "format_map", "maketrans"}
+_BOUND = (types.MethodType, types.BuiltinMethodType)
 _PROMOTED = frozenset(("center", "join", "ljust", "replace", "rjust", "removeprefix", "zfill", "expandtabs"))
 GENERATION_START, GENERATION_END = tagged("", Mark(True)), tagged("", Mark(False))
 
@@ -145,7 +146,7 @@ class TracingEnvironment(ImmutableSandboxedEnvironment):
 
     def call(__self, __context: Any, __obj: Any, *args: Any, **kwargs: Any) -> Any:
         __context.progress.spend(3)
-        if type(__obj) is types.MethodType and type(__obj.__self__) is Text:
+        if type(__obj) in _BOUND and type(__obj.__self__) is Text and __obj.__name__ in _TEXT_METHODS:
             kwargs.pop("_loop_vars", None)
             kwargs.pop("_block_vars", None)
             return __obj(*args, **kwargs)
@@ -153,7 +154,7 @@ class TracingEnvironment(ImmutableSandboxedEnvironment):
 
     def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
         """str.format and str.format_map as functions that keep provenance and reach only safe attributes."""
-        if not isinstance(value, (types.MethodType, types.BuiltinMethodType)):
+        if not isinstance(value, _BOUND):
             return None
         if value.__name__ not in ("format", "format_map") or not isinstance(value.__self__, str):
             return None

@@ -141,7 +141,7 @@ class Pieces:
 new_run = tuple.__new__
 
 
-def pieces_of(layout: Layout, regions: Sequence[Region], modes: Mapping[int, Mode], context: Mode, encoder: Encoder,
+def pieces_of(layout: Layout, regions: Sequence[Region], modes: Sequence[Mode], context: Mode, encoder: Encoder,
               verbatim: Mapping[int, Reply] = MappingProxyType({})) -> Pieces:  # fmt: skip
     """A render in pieces, cut at the edges of its regions; `verbatim` replies stand with the engine's ids."""
     out = Pieces()
@@ -179,10 +179,10 @@ def build_bases(planned: Sequence[Planned]) -> list[Base]:
     places += np.repeat(sheet.offsets, counts_of)
     characters = concatenated([item.starts for item in items], np.int64) + np.repeat(places, counts)
     at = sheet.labels.rows_of(characters)
-    stream = _laid(concatenated(ids, np.int32), at, sheet.labels)
+    turns = np.array([turn for plan in planned for turn in plan.pieces.turns], np.int32)
+    stream = _laid(concatenated(ids, np.int32), at, sheet.labels, np.repeat(turns, counts))
     end = int(sheet.offsets[-1]) + len(planned[-1].render.layout.text)
     stream.straddles = _straddling(characters, at, sheet.labels, end)
-    stream.turn = np.repeat(np.array([turn for plan in planned for turn in plan.pieces.turns], np.int32), counts)
     token_ends = np.append(0, np.cumsum(counts))[np.append(0, np.cumsum(counts_of))].tolist()
     suspicious = any(item.found for item in items)
     bases: list[Base] = []
@@ -227,10 +227,10 @@ def _bounds(turns: np.ndarray, regions: Sequence[Region], characters: np.ndarray
 
 def lay(ids: np.ndarray, characters: np.ndarray, labels: Labels) -> Stream:
     """Labels of each token by the character in which it starts."""
-    return _laid(ids, labels.rows_of(characters), labels)
+    return _laid(ids, labels.rows_of(characters), labels, np.full(len(ids), -1, np.int32))
 
 
-def _laid(ids: np.ndarray, at: np.ndarray, labels: Labels) -> Stream:
+def _laid(ids: np.ndarray, at: np.ndarray, labels: Labels, turn: np.ndarray) -> Stream:
     return Stream(
         ids,
         labels.author[at],
@@ -238,7 +238,7 @@ def _laid(ids: np.ndarray, at: np.ndarray, labels: Labels) -> Stream:
         labels.part[at],
         labels.origin[at],
         labels.message[at],
-        np.full(len(ids), -1, np.int32),
+        turn,
         np.full(len(ids), np.nan, np.float32),
     )
 
@@ -282,12 +282,12 @@ def unexplained(reply: Reply, turn: int, message: int, parts: np.ndarray) -> Str
 def mark_ends(stream: Stream, stops: np.ndarray, spaces: np.ndarray, bos_id: int | None) -> None:
     """Parts that ids decide: bos, the stop after a message of anyone, the white space that separates messages."""
     part = stream.part
-    renderer = stream.author == int(Author.RENDERER)
-    ids = np.minimum(stream.ids, len(stops) - 1)
-    part[renderer & stops[ids]] = int(Part.STOP)
+    written = np.flatnonzero(stream.author == int(Author.RENDERER))
+    ids = np.minimum(stream.ids[written], len(stops) - 1)
+    part[written[stops[ids]]] = int(Part.STOP)
     if bos_id is not None and len(stream) and stream.ids[0] == bos_id:
         part[0] = int(Part.BOS)
-    space = np.flatnonzero(spaces[ids] & renderer & (stream.origin == int(Origin.RENDERER)))
+    space = written[spaces[ids] & (stream.origin[written] == int(Origin.RENDERER))]
     space = space[space > 0]
     for _ in range(2):
         before = part[space - 1]
