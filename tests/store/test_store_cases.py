@@ -53,7 +53,7 @@ def test_offsets_beyond_two_to_the_31_address_the_right_bytes() -> None:
     memory[n - 8 :] = bytes(range(8))
     values = pa.Array.from_buffers(pa.uint8(), n, [None, pa.py_buffer(memory)])
     column = pa.LargeListArray.from_arrays(pa.array([0, n - 8, n - 3, n], pa.int64()), values)
-    found = Values(column, np.dtype(np.uint8), None)
+    found = Values.of(column, np.dtype(np.uint8), None)
     assert found.row(1).tolist() == [0, 1, 2, 3, 4]  # type: ignore[union-attr]
     assert found.row(2).tolist() == [5, 6, 7]  # type: ignore[union-attr]
 
@@ -74,11 +74,11 @@ def test_ids_keep_32_bits_and_log_probs_float32(tmp_path: Path) -> None:
 def test_a_slice_of_a_column_gives_its_own_tokens_only() -> None:
     case = CASES["sliced"]
     column = pa.array(case["column"], type=token_type(np.dtype("int32"))).slice(case["start"], case["length"])
-    found = Values(column, np.dtype(np.int32), None)
+    found = Values.of(column, np.dtype(np.int32), None)
     assert [found.row(i).tolist() for i in range(2)] == case["rows"]  # type: ignore[union-attr]
     assert found.all().tolist() == case["flat"]
     booleans = pa.array([[True] * 5, [], [True, False, True] * 5], type=pa.large_list(pa.bool_())).slice(2, 1)
-    assert Values(booleans, np.dtype(np.bool_), None).row(0).tolist() == [True, False, True] * 5  # type: ignore[union-attr]
+    assert Values.of(booleans, np.dtype(np.bool_), None).row(0).tolist() == [True, False, True] * 5  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize("run", CASES["resume_reader"]["runs"])

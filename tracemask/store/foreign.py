@@ -14,6 +14,7 @@ from tracemask.store.foreign_names import Names, match
 from tracemask.store.reader import Dataset
 from tracemask.store.records import RECORDS, Records
 from tracemask.store.row import Row
+from tracemask.store.shard import plain
 
 
 class ForeignSource:
@@ -37,7 +38,7 @@ class ForeignSource:
         return row
 
     def scalar(self, name: str) -> list[Any]:
-        return self._records.column(self.names.scalar_field(name))
+        return [plain(name, value) for value in self._records.column(self.names.scalar_field(name))]
 
 
 def open_foreign(path: str, mapping: Mapping[str, str], *, shown: str = "") -> Dataset:

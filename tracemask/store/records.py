@@ -10,22 +10,25 @@ import json
 import os
 from abc import ABC, abstractmethod
 from array import array
+from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any
-
-import numpy as np
 
 from tracemask.core.errors import StoreError
 from tracemask.core.registry import Table
 from tracemask.store.blob import Blob
+from tracemask.store.damage import damage
 from tracemask.store.foreign_names import is_numbers, is_token_name
+from tracemask.store.part import Part
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 _LOOK = 64  # JSON lines looked at for the names and kinds of fields
 _KEEP = 4  # Parquet row groups held
+_AGAIN = "write it again"
 
 
 class Records(ABC):
@@ -46,63 +49,79 @@ class Records(ABC):
 
 
 class ArrowRecords(Records):
-    """An Arrow table, memory-mapped where it is local (file or stream format; Hugging Face writes streams)."""
+    """An Arrow file, memory-mapped where it is local (file or stream format; Hugging Face writes streams)."""
 
     def __init__(self, blob: Blob) -> None:
         import pyarrow as pa
 
         self.where = blob.where
-        try:
+        with damage(self.where, "not a whole Arrow file", fix=_AGAIN):
             data = pa.memory_map(blob.path).read_buffer() if blob.fs is None else pa.py_buffer(blob.read())
-            whole = data[:6].to_pybytes() == b"ARROW1"
-            reader = pa.ipc.open_file(data) if whole else pa.ipc.open_stream(data)
-            self._table = reader.read_all()
-        except (pa.ArrowException, OSError) as error:
-            what = f"not a whole Arrow file: {error}"
-            raise StoreError("TM508", where=blob.where, what=what, fix="write it again") from None
-        self.rows = self._table.num_rows
-        self.lists, self.others = _kinds(self._table.schema)
+            if data[:6].to_pybytes() == b"ARROW1":
+                file = pa.ipc.open_file(data)
+                schema, batches = file.schema, [file.get_batch(k) for k in range(file.num_record_batches)]
+            else:
+                stream = pa.ipc.open_stream(data)
+                schema, batches = stream.schema, list(stream)
+            self.lists, self.others = _kinds(schema)
+        self._starts = [0, *accumulate(batch.num_rows for batch in batches)]
+        self.rows = self._starts[-1]
+        self._part = Part(schema, schema.names, mapped=batches.__getitem__)
 
     def get(self, i: int) -> Mapping[str, Any]:
-        return {name: _value(self._table.column(name)[i]) for name in self._table.column_names}
+        k = bisect_right(self._starts, i) - 1
+        at = i - self._starts[k]
+        with damage(self.where, f"record {i}", fix=_AGAIN):
+            return {name: _value(self._part.column(k, place)[at]) for name, place in self._part.index.items()}
 
     def column(self, name: str) -> list[Any]:
-        return self._table.column(name).to_pylist() if name in self._table.column_names else [None] * self.rows
+        if name not in self._part.index:
+            return [None] * self.rows
+        out: list[Any] = []
+        with damage(self.where, f"column {name!r}", fix=_AGAIN):
+            for k in range(len(self._starts) - 1):
+                out += self._part.column(k, self._part.index[name]).to_pylist()
+        return out
 
 
 class ParquetRecords(Records):
     """A Parquet file, a row group at a time."""
 
     def __init__(self, blob: Blob) -> None:
-        import pyarrow as pa
         import pyarrow.parquet as pq
 
         self.where = blob.where
-        try:
+        with damage(self.where, "not a whole Parquet file", fix=_AGAIN):
             self._file = pq.ParquetFile(blob.path if blob.fs is None else blob.open(), memory_map=blob.fs is None)
-        except (pa.ArrowException, OSError) as error:
-            what = f"not a whole Parquet file: {error}"
-            raise StoreError("TM508", where=blob.where, what=what, fix="write it again") from None
-        meta = self._file.metadata
-        self._starts = np.cumsum([0, *(meta.row_group(k).num_rows for k in range(meta.num_row_groups))])
-        self.rows = int(self._starts[-1])
-        self.lists, self.others = _kinds(self._file.schema_arrow)
+            meta = self._file.metadata
+            self._starts = [0, *accumulate(meta.row_group(k).num_rows for k in range(meta.num_row_groups))]
+            self.lists, self.others = _kinds(self._file.schema_arrow)
+        self.rows = self._starts[-1]
         self._groups: OrderedDict[int, pa.Table] = OrderedDict()
 
     def get(self, i: int) -> Mapping[str, Any]:
-        k = int(np.searchsorted(self._starts, i, side="right")) - 1
+        k = bisect_right(self._starts, i) - 1
+        at = i - self._starts[k]
+        with damage(self.where, f"record {i}", fix=_AGAIN):
+            table = self._group(k)
+            return {name: _value(table.column(name)[at]) for name in table.column_names}
+
+    def _group(self, k: int) -> pa.Table:
         table = self._groups.get(k)
         if table is None:
             table = self._groups[k] = self._file.read_row_group(k)
             if len(self._groups) > _KEEP:
                 self._groups.popitem(last=False)
-        at = i - int(self._starts[k])
-        return {name: _value(table.column(name)[at]) for name in table.column_names}
+        return table
 
     def column(self, name: str) -> list[Any]:
         if name not in self._file.schema_arrow.names:
             return [None] * self.rows
-        return self._file.read(columns=[name]).column(0).to_pylist()
+        with damage(self.where, f"column {name!r}", fix=_AGAIN):
+            found = self._file.read(columns=[name]).column(0).to_pylist()
+            if len(found) != self.rows:
+                raise ValueError(f"{len(found)} values in {self.rows} rows")
+        return found
 
 
 class JsonRecords(Records):

@@ -7,6 +7,7 @@ before t), `weight.x[t]` weighs token t; nothing is pre-shifted. All lists are l
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,7 @@ import numpy as np
 from tracemask.core.errors import StoreError
 from tracemask.core.vocab import Author, Fidelity, Origin, Part, Role
 from tracemask.store.choice import Choice
+from tracemask.store.damage import damaged
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -221,14 +223,36 @@ def read_metadata(schema: pa.Schema, *, where: str) -> dict[str, Any]:
     if raw is None:
         what = "no tracemask metadata in the schema"
         raise _schema_error(where, what, "open it as a foreign dataset or convert again")
-    metadata: dict[str, Any] = json.loads(raw)
-    version = str(metadata.get("format_version", "?"))
+    try:
+        metadata = json.loads(raw)
+        version = str(metadata["format_version"])
+    except (ValueError, TypeError, LookupError) as error:
+        raise damaged(where, "metadata in the schema", error) from error
     if version.split(".")[0] not in READABLE:
         raise _schema_error(where, f"format version {version}, this reads {FORMAT_VERSION}", "update tracemask")
     return metadata
 
 
+def read_kinds(schema: pa.Schema, names: Iterable[str], *, where: str) -> dict[str, np.dtype[Any]]:
+    """The numpy type of each per-token column `names`. TM501 where one, or a scalar, has a type that is not written."""
+    kinds = {name: np.dtype(schema.field(name).type.value_type.to_pandas_dtype()) for name in names}
+    for name in (*TOKEN_COLUMNS, *kinds):
+        found = kinds.get(name)
+        if found is None or found.kind not in "biuf" or numpy_type(name, found) != found:
+            what = f"column {name!r} has type {found}" if found else f"no column {name!r}"
+            raise _schema_error(where, what, "convert again")
+    for name, kind in (*SCALARS.items(), (SPANS, "versions")):
+        if name in schema.names and schema.field(name).type != scalar_type(kind):
+            raise _schema_error(where, f"column {name!r} has type {schema.field(name).type}", "convert again")
+    return kinds
+
+
 def read_batches(schema: pa.Schema) -> list[int] | None:
-    """How many rows each record batch of a compact shard has; None: one."""
+    """How many rows each record batch of a compact shard has; None: one. ValueError where it says no numbers."""
     raw = (schema.metadata or {}).get(BATCHES_KEY)
-    return None if raw is None else json.loads(raw)
+    if raw is None:
+        return None
+    stated = json.loads(raw)
+    if not isinstance(stated, list) or not all(type(rows) is int and rows > 0 for rows in stated):
+        raise ValueError("rows of record batches: no list of numbers")
+    return stated

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mmap
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,67 +13,54 @@ if TYPE_CHECKING:
 
 
 class Values:
-    """One per-token column of one record batch: `flat` values and `offsets`; `null` rows have none.
+    """One per-token column of one record batch: row `i` is `data[offsets[i]:offsets[i + 1]]`; `null` rows have none.
 
-    array: large lists as a batch that was read has them: their values begin where the buffer does. kind: their type.
+    packed: booleans, eight a byte, the first in the lowest bit. ValueError where offsets point outside the data.
     """
 
-    __slots__ = ("flat", "null", "offsets", "packed", "writable")
+    __slots__ = ("data", "null", "offsets", "packed", "size")
 
-    def __init__(self, array: pa.LargeListArray, kind: np.dtype[Any], memory: Memory | None) -> None:
+    def __init__(self, offsets: Sequence[int], data: np.ndarray, null: np.ndarray | None, *, packed: bool) -> None:
+        self.offsets, self.data, self.null, self.packed = offsets, data, null, packed
+        self.size = len(data) << 3 if packed else len(data)
+
+    @classmethod
+    def of(cls, array: pa.LargeListArray, kind: np.dtype[Any], memory: Memory | None) -> Values:
+        """The values of large lists as a batch that was read has them: they begin where the buffer does."""
         _, offsets, _, data = array.buffers()
         first = array.offset
-        self.offsets = memoryview(offsets).cast("q")[first : first + len(array) + 1]  # gives plain integers
-        self.null = None if array.null_count == 0 else np.asarray(array.is_null())
-        self.packed = kind.kind == "b"
-        stored = np.dtype(np.uint8) if self.packed else kind
+        whole: Any = memoryview(offsets).cast("q")[first : first + len(array) + 1]  # gives plain integers
+        null = None if array.null_count == 0 else np.asarray(array.is_null())
+        packed = kind.kind == "b"
+        stored = np.dtype(np.uint8) if packed else kind
         if data is None:
-            self.flat = self.writable = np.zeros(0, stored)
-            return
+            return cls(whole, np.zeros(0, stored), null, packed=packed)
         mapped = None if memory is None else memory.of(data)
-        self.writable = np.frombuffer(data, stored) if mapped is None else mapped.view(stored)
-        self.flat = self.writable.view()
-        self.flat.flags.writeable = False
+        return cls(whole, np.frombuffer(data, stored) if mapped is None else mapped.view(stored), null, packed=packed)
 
     def row(self, i: int, *, writable: bool = False) -> np.ndarray | None:
         """The values of row `i` as a view (booleans are unpacked into their own memory), or None where null."""
         if self.null is not None and self.null[i]:
             return None
-        start, stop = self.offsets[i], self.offsets[i + 1]
-        if self.packed:
-            first = start >> 3
-            bits = np.unpackbits(self.flat[first : (stop + 7) >> 3], bitorder="little")
-            return bits[start - (first << 3) : stop - (first << 3)].view(np.bool_)
-        return (self.writable if writable else self.flat)[start:stop]
+        return self._between(self.offsets[i], self.offsets[i + 1], writable=writable)
 
     def all(self) -> np.ndarray:
         """The values of every row, concatenated, in one view; booleans unpacked."""
         if len(self.offsets) < 2:
-            return self.flat[:0].astype(np.bool_) if self.packed else self.flat[:0]
-        start, stop = self.offsets[0], self.offsets[-1]
+            return self._between(0, 0, writable=False)
+        return self._between(self.offsets[0], self.offsets[-1], writable=False)
+
+    def _between(self, start: int, stop: int, *, writable: bool) -> np.ndarray:
+        if not 0 <= start <= stop <= self.size:
+            raise ValueError(f"values {start} to {stop} of {self.size}")
         if self.packed:
             first = start >> 3
-            bits = np.unpackbits(self.flat[first : (stop + 7) >> 3], bitorder="little")
-            return bits[start - (first << 3) : stop - (first << 3)].view(np.bool_)
-        return self.flat[start:stop]
-
-
-def one_row(array: pa.LargeListArray, i: int, kind: np.dtype[Any]) -> np.ndarray | None:
-    """Row `i` of a column that was unpacked for this reader, or None where null; its memory may be written.
-
-    For one row alone a fraction of what `Values` takes.
-    """
-    if array.null_count and not array[i].is_valid:
-        return None
-    _, offsets, _, data = array.buffers()
-    start, stop = memoryview(offsets).cast("q")[i : i + 2]
-    if data is None:
-        return np.zeros(0, kind)
-    if kind.kind == "b":
-        first = start >> 3
-        bits = np.unpackbits(np.frombuffer(data, np.uint8)[first : (stop + 7) >> 3], bitorder="little")
-        return bits[start - (first << 3) : stop - (first << 3)].view(np.bool_)
-    return np.frombuffer(data, kind)[start:stop]
+            bits = np.unpackbits(self.data[first : (stop + 7) >> 3], count=stop - (first << 3), bitorder="little")
+            return bits[start & 7 :].view(np.bool_)
+        view = self.data[start:stop]
+        if not writable:
+            view.setflags(write=False)
+        return view
 
 
 class Memory:
