@@ -1,8 +1,9 @@
 """Rendering measured against raw encoding, the package `renderers` and apply_chat_template's assistant mask.
 
-All contenders run interleaved in one process on one thread; figures are medians. Needs fixtures/fetch.py's cache;
-`renderers` and transformers are compared where they are installed; what could not be measured is named in the
-result with the reason. Raw encoding is one string a conversation, with ids taken out as lists, and no labels.
+All contenders run interleaved in one process on one thread; figures are medians. Needs fixtures/fetch.py's cache. Ours
+runs with its default backend (the word cache), with `tokenizers` alone and with gigatoken; `renderers` and transformers
+are compared where they are installed; what could not be measured is named in the result with the reason. Raw encoding
+is one string a conversation, with ids taken out as lists, and no labels.
 
     python bench/render.py [--traces 200] [--repeats 3] [--out bench/results/render.json]
 """
@@ -131,6 +132,7 @@ class Subject:
         self.folder = CACHE / "tokenizers" / name
         self.traces = traces
         self.slow = Tokenizer.load(self.folder)
+        self.alone = Tokenizer.load(self.folder, backend="tokenizers")
         self.fast = self._fast()
         assert self.slow.chat_template is not None
         self.inline = Template(self.slow.chat_template, tokens=self.slow.token_strings, sandbox="inline")
@@ -172,8 +174,9 @@ class Subject:
     def contenders(self) -> dict[str, Callable[[], Any]]:
         found: dict[str, Callable[[], Any]] = {
             "raw encode_batch_fast": self.raw,
-            "tracemask, tokenizers": self.ours(self.slow, self.inline),
-            "tracemask, tokenizers, worker": self.ours(self.slow, self.worker),
+            "tracemask": self.ours(self.slow, self.inline),
+            "tracemask, worker": self.ours(self.slow, self.worker),
+            "tracemask, tokenizers alone": self.ours(self.alone, self.inline),
         }
         if self.fast is not None:
             found["tracemask, gigatoken"] = self.ours(self.fast, self.inline)

@@ -32,7 +32,7 @@ def command(
     history: Annotated[str, typer.Option(help="Text-only turns: auto, as_rendered or per_turn.")] = "auto",
     control_text: Annotated[str, typer.Option(help="Control-token text in content: text or ids.")] = "text",
     stop: Annotated[list[str] | None, typer.Option(help="A further stop token; repeatable.")] = None,
-    backend: Annotated[str, typer.Option(help="Tokenizer backend: auto, tokenizers or gigatoken.")] = "auto",
+    backend: Annotated[str, typer.Option(help="Tokenizer backend: auto, tokenizers, wordcache or gigatoken.")] = "auto",
     authors: Annotated[Path | None, typer.Option(help="TOML with rules on who wrote which message.")] = None,
     workers: Annotated[int, typer.Option("--workers", "-w", help="Processes or Ray tasks at a time.")] = 1,
     engine: Annotated[str, typer.Option(help="Who runs the work: local or ray.")] = "local",

@@ -55,16 +55,16 @@ class Tokenizer:
         named_eos = self._id_of_added.get(self.token_strings.get("eos_token", ""))
         known = [] if eos else [self._id_of_added[text] for text in family_stops(self._id_of_added)]
         self.stop_ids: frozenset[int] = frozenset([*eos, *known, *([] if named_eos is None else [named_eos])])
-        self.backend = "tokenizers" if backend == "auto" else backend
+        self.backend = backend
         self._copies: dict[frozenset[int], Tokenizers] = {}
 
     @classmethod
     def load(cls, path: str | Path, *, backend: str = "auto") -> Tokenizer:
         """From a folder, a tokenizer.json, or "hub:OWNER/NAME" (the only form that uses the network).
 
-        backend: auto, tokenizers or gigatoken. Raises UsageError TM901/TM902, RenderError TM923, MissingExtra.
+        backend: one of BACKENDS. Raises UsageError TM901/TM902, RenderError TM923, MissingExtra.
         """
-        if backend != "auto" and backend not in BACKENDS:
+        if backend not in BACKENDS:
             BACKENDS[backend]
         file = _file_of(path)
         folder = file.parent
@@ -130,7 +130,7 @@ class Tokenizer:
     @cached_property
     def engine(self) -> Backend:
         """The backend asked for, with every added token active."""
-        return self.reference if self.backend == "tokenizers" else BACKENDS[self.backend](self._bytes)
+        return BACKENDS[self.backend](self.json, self.reference)
 
     @cached_property
     def reference(self) -> Tokenizers:
@@ -144,10 +144,11 @@ class Tokenizer:
             copy = self._copies[ids] = Tokenizers(orjson.dumps(_stripped(self.json, ids)))
         return copy
 
-    @property
-    def plain(self) -> Tokenizers:
-        """The reference with no added token at all."""
-        return self.without(frozenset(self.added))
+    @cached_property
+    def plain(self) -> Backend:
+        """The automatic backend with no added token at all."""
+        nothing = frozenset(self.added)
+        return BACKENDS["auto"](_stripped(self.json, nothing), self.without(nothing))
 
     def encode(self, text: str, *, control: str = "ids") -> list[int]:
         """Ids of `text`. control: "ids" (added tokens are recognized) or "text" (special ones are ordinary text)."""

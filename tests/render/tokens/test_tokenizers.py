@@ -14,7 +14,7 @@ from render_tools import SMALL, same, small, text_of
 
 from tracemask.core.errors import RenderError, UsageError
 from tracemask.core.vocab import Author, Part
-from tracemask.render.backends.gigatoken import PROBES
+from tracemask.render.backends.probes import PROBES
 from tracemask.render.renderer import Renderer
 from tracemask.render.template import Template
 from tracemask.render.tokenizer import Tokenizer
@@ -111,17 +111,22 @@ def test_control_text_can_be_encoded_as_text() -> None:
 
 def test_a_backend_that_disagrees_is_refused_and_the_other_named() -> None:
     pytest.importorskip("gigatoken")
-    from tracemask.render.backends.gigatoken import Gigatoken
+    import awkward
 
-    backend = Gigatoken((SMALL / "tokenizer.json").read_bytes())
+    backend = Tokenizer.load(SMALL, backend="gigatoken").engine
 
     class Wrong:
-        def encode_batch_list(self, texts: list[str], parallel: bool) -> list[list[int]]:
-            return [[1] for _ in texts]
+        def encode_batch(self, texts: list[str], parallel: bool) -> Any:
+            return awkward.Array([[1] for _ in texts])
 
-    backend._tokenizer = Wrong()
-    with pytest.raises(RenderError, match="TM923.*backend='tokenizers'"):
+    backend._tokenizer = Wrong()  # type: ignore[attr-defined]
+    with pytest.raises(RenderError, match="TM923.*gigatoken.*backend='tokenizers'"):
         backend.encode_batch(["hello there"] * 300)
+
+
+def test_every_backend_is_asked_for_by_name() -> None:
+    names = {name: Tokenizer.load(SMALL, backend=name).engine.name for name in ("auto", "tokenizers", "wordcache")}
+    assert names == {"auto": "wordcache", "tokenizers": "tokenizers", "wordcache": "wordcache"}
 
 
 @pytest.mark.real

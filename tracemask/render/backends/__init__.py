@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import chain
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -31,11 +31,16 @@ def flattened(batch: Sequence[Sequence[int]]) -> tuple[np.ndarray, np.ndarray]:
     return np.fromiter(chain.from_iterable(batch), np.int32, int(counts.sum())), counts
 
 
-BackendFactory = Callable[[bytes], Backend]
-"""Builds a backend from a tokenizer.json (no padding, no truncation). Raises MissingExtra, RenderError."""
+BackendFactory = Callable[[dict[str, Any], Any], Backend]
+"""Builds a backend from a tokenizer.json (no padding, no truncation) and the reference on the same file.
+
+Raises MissingExtra, RenderError.
+"""
 
 BACKENDS: Table[BackendFactory] = Table(
     "tokenizer backend",
-    tokenizers="tracemask.render.backends.tokenizers:Tokenizers",
+    auto="tracemask.render.backends.wordcache:automatic",
+    tokenizers="tracemask.render.backends.tokenizers:the_reference",
+    wordcache="tracemask.render.backends.wordcache:asked",
     gigatoken="tracemask.render.backends.gigatoken:Gigatoken",
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -26,6 +27,11 @@ class Tokenizers:
         except Exception as error:  # the package raises a bare Exception for a bad file
             raise RenderError("TM923", what=f"tokenizer.json is not readable: {error}") from None
 
+    @property
+    def model(self) -> Any:
+        """The package's model: merges within one word."""
+        return self._tokenizer.model
+
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """Ids of each text."""
         batch = list(texts)
@@ -43,3 +49,8 @@ class Tokenizers:
         """Ids of `text` and the half-open character range of each."""
         encoding = self._tokenizer.encode(text, add_special_tokens=False)
         return encoding.ids, encoding.offsets
+
+
+def the_reference(_: dict[str, Any], reference: Tokenizers) -> Tokenizers:
+    """The entry of the backends' table: the reference itself."""
+    return reference

@@ -1,0 +1,88 @@
+"""Where a byte-level BPE tokenizer cuts a text into words before it merges: read from tokenizer.json."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Iterator
+from functools import cache
+from itertools import chain
+from typing import Any
+
+from tracemask.render.backends import characters
+from tracemask.render.backends.patterns import Pattern, Unsupported
+from tracemask.render.vocabulary import parts_of
+
+GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+"""What ByteLevel with use_regex splits at (openai/gpt-2, encoder.py)."""
+
+
+class Boundaries:
+    """Cuts a text into words exactly as the package does; `covers` tells for which texts. Raises Unsupported."""
+
+    def __init__(self, source: dict[str, Any]) -> None:
+        patterns = [Pattern(text) for text in _patterns(source)]
+        if not patterns:
+            raise Unsupported("no pattern cuts the text")
+        self._cuts = [re.compile(f"({pattern.source})") for pattern in patterns]
+        self._ascii_cuts = [cut for cut, pattern in zip(self._cuts, patterns) if _finds_ascii(pattern)]
+        normalizers = {part.get("type") for part in parts_of(source.get("normalizer"))}
+        if normalizers - {"NFC"}:
+            raise Unsupported(f"the normalizer {min(map(str, normalizers - {'NFC'}))}")
+        self._nfc = "NFC" in normalizers
+        self._unknown = _unknown(frozenset(text for pattern in patterns for text in pattern.folded))
+        contents = [entry["content"] for entry in source.get("added_tokens") or []]
+        added = {form for text in contents for form in (text, unicodedata.normalize("NFC", text)) if form}
+        self._firsts = sorted({text[0] for text in added})
+        self._added = re.compile("|".join(map(re.escape, sorted(added))))
+
+    def covers(self, text: str) -> bool:
+        """Whether `words` knows this text: stable characters, normalized, no text of an added token."""
+        if not text.isascii():
+            if self._unknown.search(text) or (self._nfc and not unicodedata.is_normalized("NFC", text)):
+                return False
+        return not any(map(text.__contains__, self._firsts)) or self._added.search(text) is None
+
+    def words(self, text: str) -> list[str]:
+        """The words in order; empty ones stand between them and mean nothing."""
+        words = [text]
+        for cut in self._ascii_cuts if text.isascii() else self._cuts:
+            words = list(chain.from_iterable(map(cut.split, words)))
+        return words
+
+
+def _patterns(source: dict[str, Any]) -> Iterator[str]:
+    """The patterns that cut a text one after the other; ByteLevel must be the last step."""
+    parts = parts_of(source.get("pre_tokenizer"))
+    if not parts or parts[-1].get("type") != "ByteLevel":
+        raise Unsupported("a pre-tokenizer that does not end with ByteLevel")
+    for part in parts:
+        kind = part.get("type")
+        if kind == "Split" and part.get("behavior") == "Isolated" and not part.get("invert"):
+            pattern = part.get("pattern") or {}
+            if "Regex" not in pattern:
+                raise Unsupported("a Split at a fixed text")
+            yield pattern["Regex"]
+        elif kind == "Digits":
+            yield r"\p{N}" if part.get("individual_digits") else r"\p{N}+"
+        elif kind == "ByteLevel" and part is parts[-1] and part.get("add_prefix_space") is False:
+            if part.get("use_regex", True):
+                yield GPT2
+        else:
+            raise Unsupported(f"the pre-tokenizer {kind} with these settings")
+
+
+def _finds_ascii(pattern: Pattern) -> bool:
+    """False where a pattern finds nothing in ASCII text: its matches begin elsewhere."""
+    return pattern.first is None or any(map(re.compile(pattern.first).match, map(chr, range(128))))
+
+
+@cache
+def _unknown(folded: frozenset[str]) -> re.Pattern[str]:
+    """Finds a character that is not stable, or that may match one of these ASCII texts found in any case."""
+
+    def folds(character: str) -> bool:
+        forms = (character.casefold(), character.lower(), character.upper().lower())
+        return any(form.isascii() and form in text for form in forms for text in folded)
+
+    return re.compile(f"[^{characters.where(lambda character, _: character.isascii() or not folds(character))}]")
