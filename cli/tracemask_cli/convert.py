@@ -161,7 +161,10 @@ def _print(summary: Summary, render: RenderConfig) -> None:
         most = sorted(counted.items(), key=lambda item: (-item[1], item[0]))
         shown = ", ".join(f"{neutral(label)} ({n:,})" for label, n in most[:_SHOWN])
         if most:
-            table.add_row(name, shown + (" …" if len(most) > _SHOWN else ""))
+            todo = "; --strict refuses records that have them" if name == "unknown fields" else ""
+            table.add_row(name, shown + (" …" if len(most) > _SHOWN else "") + todo)
+    for k, line in enumerate(summary.left_out.lines()):
+        table.add_row("" if k else "left out", neutral(line))
     table.add_row("skipped", f"{len(summary.skipped):,} record{'s' if len(summary.skipped) != 1 else ''}")
     for skip in summary.skipped[:_SHOWN]:
         table.add_row("", neutral(f"{skip.where}: {skip.code} {skip.what}"))

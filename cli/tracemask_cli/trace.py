@@ -201,6 +201,8 @@ def _summary(reading: Reading, shown: int, first: int) -> None:
         out.print(Text(f"author rule {_neutral(label)}: {count} messages"))
     for name, count in sorted(reading.unknown_fields.items()):
         out.print(Text(f"unknown field {_neutral(name)} ({count} times)", style="yellow"))
+    for line in reading.left_out.lines():
+        out.print(Text(f"left out: {_neutral(line)}", style="yellow"))
     for note, count in sorted(reading.notes.items()):
         out.print(Text(f"note: {_neutral(note)} ({count})", style="dim"))
     _problems(reading)

@@ -110,3 +110,29 @@ def test_command_functions_are_short():
         for node in ast.parse(file.read_text()).body:
             if isinstance(node, ast.FunctionDef) and file.stem != "convert":
                 assert node.end_lineno is not None and node.end_lineno - node.lineno < 60, f"{file.name}:{node.name}"
+
+
+def test_convert_and_trace_say_what_of_a_folder_they_did_not_read(tmp_path):
+    logs = tmp_path / "logs"
+    logs.mkdir()
+    (logs / "log.jsonl").write_text('{"messages": [{"role": "user", "content": "a"}], "mood": 1}\n')
+    (logs / "config.json").write_text('{"lr": 1}')
+    (logs / "rollouts.pkl").write_bytes(b"")
+    done = tracemask("convert", logs, "-t", SMALL, "-o", tmp_path / "out", COLUMNS="200")
+    said = done.stdout.decode()
+    assert "files that no format fits (1): config.json; --format NAME" in said
+    assert "files with a name that no log has (1): .pkl 1; name one itself" in said
+    assert "unknown fields  mood (1); --strict refuses" in said
+    said = tracemask("trace", logs).stdout.decode()
+    assert "left out: files that no format fits (1): config.json" in said
+
+
+def test_a_huge_folder_is_answered_at_once(tmp_path):
+    for k in range(110):
+        (tmp_path / str(k)).mkdir()
+        for name in range(100):
+            (tmp_path / str(k) / f"{name}.py").touch()
+    for words in (["show"], ["check"], ["trace"], ["convert", "-t", SMALL, "-o", tmp_path / "out"]):
+        done = tracemask(*words, tmp_path)
+        assert done.returncode == 2
+        assert b"TM905 0 of the first 10,1" in done.stderr and b"fix: name the folder" in done.stderr

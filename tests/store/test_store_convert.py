@@ -451,3 +451,17 @@ def test_an_empty_log_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(TracemaskError) as error:
         convert(str(tmp_path / "a.jsonl"), str(tmp_path / "out"), render=RENDER, format="openai")
     assert error.value.code == "TM904"
+
+
+def test_what_lies_in_the_folder_and_is_no_log_is_in_the_summary_and_changes_no_byte(tmp_path: Path) -> None:
+    (tmp_path / "logs").mkdir()
+    log(tmp_path / "logs" / "a.jsonl", 2)
+    plain = convert(str(tmp_path / "logs"), str(tmp_path / "plain"), render=RENDER)
+    assert plain.to_json()["left_out"] == {"unfit": [], "other_names": {}}
+    (tmp_path / "logs" / "config.json").write_text('{"lr": 1}')
+    (tmp_path / "logs" / "rollouts.pkl").write_bytes(b"")
+    summary = convert(str(tmp_path / "logs"), str(tmp_path / "out"), render=RENDER)
+    assert summary.to_json()["left_out"] == {"unfit": ["config.json"], "other_names": {".pkl": 1}}
+    assert files(tmp_path / "out") == files(tmp_path / "plain")
+    again = convert(str(tmp_path / "logs"), str(tmp_path / "out"), render=RENDER)
+    assert again.left_out == summary.left_out

@@ -166,8 +166,8 @@ def test_a_file_of_a_folder_that_is_damaged_from_its_start_is_counted_and_one_th
     reading = read_traces(tmp_path)
     assert counts(reading) == (1, 12)
     assert {error.where.split(":")[0] for error in reading.skipped} == {"b.jsonl"}
-    assert reading.left_out == ["config.json", "empty.jsonl"]
-    assert reading.notes == {f"{name} is left out: no known format fits": 1 for name in reading.left_out}
+    assert reading.left_out.unfit == ["config.json", "empty.jsonl"]
+    assert not reading.notes
 
 
 # ---- values

@@ -260,3 +260,60 @@ def test_reading_does_not_hold_the_file(tmp_path: Path) -> None:
     assert count == 400
     assert path.stat().st_size > 9_000_000
     assert peak < 4_000_000
+
+
+def test_files_of_a_folder_that_are_not_read_are_counted_by_kind(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text(row("a"))
+    (tmp_path / "deep").mkdir()
+    for name in ("run.log", "deep/run.LOG", "rollouts.pkl", "Makefile", ".hidden", ".hidden.jsonl", "deep/.DS_Store"):
+        (tmp_path / name).write_text("x")
+    (tmp_path / "config.json").write_text('{"lr": 1}')
+    for form, unfit in (("auto", ["config.json"]), ("openai", [])):
+        reading = read_traces(tmp_path, format=form)
+        assert reading.left_out.unfit == unfit
+        assert reading.left_out.other_names == {".log": 2, ".pkl": 1, "": 1}
+    assert read_traces(tmp_path / "a.jsonl").left_out.lines() == []
+    said = read_traces(tmp_path).left_out.lines()
+    assert said[0].startswith("files that no format fits (1): config.json;")
+    assert said[1].startswith("files with a name that no log has (4): .log 2, no ending 1, .pkl 1;")
+
+
+def test_a_folder_of_other_things_is_left_after_a_bounded_look(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from tracemask.core import walk
+    from tracemask.store.reader import open_dataset
+    from tracemask.trace import sniff
+
+    monkeypatch.setattr(walk, "MOST", 30)
+    monkeypatch.setattr(sniff, "_MOST", 5)
+    for folder in ("a", "b", "c"):
+        (tmp_path / folder).mkdir()
+        for k in range(20):
+            (tmp_path / folder / f"{k}.py").touch()
+    (tmp_path / "c" / "log.jsonl").write_text(row("a"))
+    for verb in (read_traces, open_dataset):
+        with pytest.raises(UsageError, match="TM905 0 of the first 40 files"):
+            verb(tmp_path)
+    for k in range(3):  # enough logs among them: they are what the folder is for
+        (tmp_path / "a" / f"log{k}.jsonl").write_text(row("a"))
+    assert len(list(read_traces(tmp_path))) == 4
+    for k in range(40):
+        (tmp_path / "a" / f"{k}.json").write_text('{"lr": 1}')
+    with pytest.raises(TraceError, match="TM912 no format fits 6 of the first 6 files"):
+        read_traces(tmp_path)
+
+
+def test_a_folder_that_cannot_be_read_stops_the_walk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import os
+
+    (tmp_path / "log.jsonl").write_text(row("a"))
+    (tmp_path / "closed").mkdir()
+    scan = os.scandir
+
+    def closed(path: Any) -> Any:
+        if os.fspath(path).endswith("closed"):
+            raise PermissionError(13, "Permission denied", os.fspath(path))
+        return scan(path)
+
+    monkeypatch.setattr(os, "scandir", closed)
+    with pytest.raises(PermissionError, match="closed"):
+        read_traces(tmp_path)

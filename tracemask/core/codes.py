@@ -9,6 +9,7 @@ OPERATIONAL = {
     "TM902": "unknown-name",
     "TM903": "missing-extra",
     "TM904": "empty-input",
+    "TM905": "mostly-other-files",
     # 910–919 trace input
     "TM910": "invalid-json",
     "TM911": "invalid-field",

@@ -25,7 +25,7 @@ from tracemask.store.schema import FORMAT_VERSION, Profile
 from tracemask.store.summary import Summary
 from tracemask.store.work import Tell, Work
 from tracemask.trace.authors import AuthorRules
-from tracemask.trace.reading import OnError, inputs
+from tracemask.trace.reading import OnError, sorted_out
 
 __all__ = ["ENGINES", "Engine", "Progress", "RenderConfig", "convert"]
 
@@ -72,7 +72,7 @@ def convert(
     run_engine = ENGINES[engine]
     rules = authors if isinstance(authors, AuthorRules) or authors is None else AuthorRules.load(authors)
     with local_copies(paths) as local:
-        files = inputs(local, format)
+        files, left_out = sorted_out(local, format)
         described = describe(files)
         every = rows_per_shard or units_per_shard(files, described, shard_bytes=shard_bytes)
         metadata = render_metadata(render.build(), profile=profile)
@@ -83,7 +83,7 @@ def convert(
         started = partial(run_engine, work, workers=workers)
         manifest = _write(run, work, started, config, described, force=force)
     how = {"format": files[0].format, "why": files[0].why}
-    return Summary.of(manifest, out=out, reused=run.reused, max_skipped=max_skipped, **how)
+    return Summary.of(manifest, out=out, reused=run.reused, max_skipped=max_skipped, left_out=left_out, **how)
 
 
 def _write(

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from pathlib import PurePosixPath
 from typing import Any
 
 from tracemask.core.errors import StoreError, UsageError
 from tracemask.core.fingerprint import fingerprint
+from tracemask.core.walk import walk
 from tracemask.store.blob import Blob, Tree
 from tracemask.store.foreign_names import Names, match
 from tracemask.store.reader import Dataset
@@ -76,12 +78,31 @@ def _files(tree: Tree) -> Iterator[Blob]:
             raise UsageError("TM900", where=tree.path, what=f"splits: {names}", fix=f"name one: {tree.path}/SPLIT")
         yield from _saved(Tree(f"{tree.path.rstrip('/')}/{splits[0]}"))
     else:
-        found = [file for file in tree.files() if file.suffix in RECORDS]
-        kinds = {file.suffix for file in found}
-        if len(kinds) > 1:
-            raise UsageError("TM900", where=tree.path, what=f"files of several kinds: {', '.join(sorted(kinds))}",
-                             fix="name the files of one kind")  # fmt: skip
-        yield from found
+        yield from sorted(_of_one_kind(tree), key=lambda file: file.name.split("/"))
+
+
+def _of_one_kind(tree: Tree) -> Iterator[Blob]:
+    first: Blob | None = None
+    for file in _below(tree):
+        first = first or file
+        if file.suffix != first.suffix:
+            what = f"files of several kinds: {first.name} and {file.name}"
+            raise UsageError("TM900", where=tree.path, what=what, fix="name the files of one kind")
+        yield file
+
+
+def _below(tree: Tree) -> Iterator[Blob]:
+    """The files of known kinds below a folder or prefix, as they are met."""
+    if "://" in tree.path:
+        yield from (file for file in tree.files() if file.suffix in RECORDS)
+        return
+    for folder, _, names in walk(tree.path, wanted=lambda name: _suffix(name) in RECORDS):
+        inside = folder.relative_to(tree.path)
+        yield from (tree.blob((inside / name).as_posix()) for name in names if _suffix(name) in RECORDS)
+
+
+def _suffix(name: str) -> str:
+    return PurePosixPath(name).suffix.removeprefix(".").lower()
 
 
 def _saved(tree: Tree) -> Iterator[Blob]:

@@ -8,13 +8,15 @@ from typing import Any
 from tracemask.core.errors import StoreError
 from tracemask.store.counts import Counts
 from tracemask.store.manifest import Manifest, Skip
+from tracemask.trace.files import LeftOut
 
 
 @dataclass(frozen=True, slots=True)
 class Summary:
     """Counts of a finished conversion. reused: shards that an earlier, interrupted run had finished.
 
-    author_rules: tokens that each author rule touched. notes: what the importer left out on purpose, counted.
+    left_out: files of the input that were not read. author_rules: tokens that each author rule touched. notes: what the
+    importer left out on purpose, counted.
     """
 
     out: str
@@ -29,9 +31,12 @@ class Summary:
     author_rules: dict[str, int]
     notes: dict[str, int]
     bytes: int
+    left_out: LeftOut
 
     @classmethod
-    def of(cls, manifest: Manifest, *, out: str, format: str, why: str, reused: int, max_skipped: int) -> Summary:
+    def of(
+        cls, manifest: Manifest, *, out: str, format: str, why: str, reused: int, max_skipped: int, left_out: LeftOut
+    ) -> Summary:
         """The summary of what the manifest states."""
         return cls(
             out=out,
@@ -46,6 +51,7 @@ class Summary:
             author_rules=manifest.reading.author_rules,
             notes=manifest.reading.notes,
             bytes=sum(shard.bytes for shard in manifest.shards),
+            left_out=left_out,
         )
 
     @property
@@ -103,4 +109,5 @@ class Summary:
             "unknown_fields": self.unknown_fields,
             "author_rules": self.author_rules,
             "notes": self.notes,
+            "left_out": self.left_out.to_json(),
         }

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import glob
 import os
-from dataclasses import dataclass
+from collections import Counter
+from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 from tracemask.core.errors import UsageError
+from tracemask.core.walk import walk
 
 
 class Layout(str, Enum):
@@ -51,14 +54,49 @@ class InputFile:
     why: str = ""
 
 
-def find_files(paths: str | os.PathLike[str] | list[str | os.PathLike[str]]) -> list[InputFile]:
+@dataclass(frozen=True, slots=True)
+class LeftOut:
+    """Files that an input names and nobody reads: those that no format fits, and in a directory those whose names no
+    log has, counted by ending. Hidden files are neither."""
+
+    unfit: list[str] = field(default_factory=list)
+    other_names: Counter[str] = field(default_factory=Counter)
+
+    def to_json(self) -> dict[str, Any]:
+        """A plain dict for JSON."""
+        return {"unfit": self.unfit, "other_names": dict(sorted(self.other_names.items()))}
+
+    def lines(self) -> list[str]:
+        """For people: one line a kind, with what to do."""
+        most = sorted(self.other_names.items(), key=lambda item: (-item[1], item[0]))
+        endings = [f"{ending or 'no ending'} {n:,}" for ending, n in most]
+        unfit, others = len(self.unfit), self.other_names.total()
+        lines = [
+            f"files that no format fits ({unfit:,}): {_some(self.unfit)}; --format NAME reads them all as that",
+            f"files with a name that no log has ({others:,}): {_some(endings)}; name one itself to read it",
+        ]
+        return [line for line, count in zip(lines, (unfit, others), strict=True) if count]
+
+
+_SHOWN = 5  # names or endings in a line
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:_SHOWN]) + (" …" if len(names) > _SHOWN else "")
+
+
+def find_files(
+    paths: str | os.PathLike[str] | list[str | os.PathLike[str]], left_out: LeftOut | None = None
+) -> list[InputFile]:
     """The files that a path, directory, glob or list of these names, in a fixed order, without formats.
 
-    In a directory, files whose names no log has are passed over. Raises UsageError TM901, TM904.
+    In a directory, files whose names no log has are passed over, and counted in `left_out`. Raises UsageError TM901,
+    TM904, TM905.
     """
     out: list[InputFile] = []
+    left_out = left_out or LeftOut()
     for path in paths if isinstance(paths, list) else [paths]:
-        out.extend(_expand(os.fspath(path)))
+        out.extend(_expand(os.fspath(path), left_out))
     if not out:
         raise UsageError("TM904", where=str(paths), what="no log files", fix=f"expected {', '.join(_SUFFIXES)}")
     seen: dict[str, str] = {}
@@ -73,10 +111,10 @@ def find_files(paths: str | os.PathLike[str] | list[str | os.PathLike[str]]) -> 
     return out
 
 
-def _expand(path: str) -> list[InputFile]:
+def _expand(path: str, left_out: LeftOut) -> list[InputFile]:
     local = Path(path)
     if local.is_dir():
-        return _folder(local)
+        return _folder(local, left_out)
     if local.exists():
         return [InputFile(path, local.name, Layout.of(path) or _guess(path))]
     if glob.has_magic(path):
@@ -93,11 +131,9 @@ def _relative(name: str, root: Path) -> str:
     return Path(name).relative_to(root).as_posix()
 
 
-def _folder(root: Path) -> list[InputFile]:
+def _folder(root: Path, left_out: LeftOut) -> list[InputFile]:
     out: list[InputFile] = []
-    for folder, folders, names in os.walk(root):
-        folders.sort()
-        here = Path(folder)
+    for here, folders, names in walk(root, wanted=lambda name: Layout.of(name) is not None):
         if here.name == "events" and any(name.endswith(".json") for name in names):
             rel = here.relative_to(root).as_posix()
             out.append(InputFile(str(here), root.name if rel == "." else rel, Layout.FOLDER))
@@ -105,7 +141,11 @@ def _folder(root: Path) -> list[InputFile]:
             continue
         for name in names:
             layout = Layout.of(name)
-            if layout is not None and not name.startswith("."):
+            if name.startswith("."):
+                continue
+            if layout is None:
+                left_out.other_names[Path(name).suffix.lower()] += 1
+            else:
                 out.append(InputFile(str(here / name), (here / name).relative_to(root).as_posix(), layout))
     return sorted(out, key=lambda file: PurePosixPath(file.rel).parts)
 

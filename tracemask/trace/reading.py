@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, Literal
 
 from tracemask.core.errors import TracemaskError, UsageError
 from tracemask.core.finding import Finding
 from tracemask.trace.authors import AuthorRules
-from tracemask.trace.files import InputFile, Layout, find_files
+from tracemask.trace.files import InputFile, Layout, LeftOut, find_files
 from tracemask.trace.formats import FORMATS, UnitKind
 from tracemask.trace.inputs import count_records
 from tracemask.trace.model import Trace
@@ -26,17 +26,21 @@ def inputs(paths: Paths, format: str = "auto") -> list[InputFile]:
     """The files of an input with their format, in a fixed order; a directory, a glob or a list is one input.
 
     format "auto" sniffs each file and requires that all agree; files of a folder that no format knows are left out.
-    Raises UsageError TM901, TM904, TM902, TraceError TM912, TM913.
+    Raises UsageError TM901, TM904, TM905, TM902, TraceError TM912, TM913.
     """
-    return _inputs(paths, format)[0]
+    return sorted_out(paths, format)[0]
 
 
-def _inputs(paths: Paths, format: str) -> tuple[list[InputFile], list[str]]:
-    files = find_files(paths)
+def sorted_out(paths: Paths, format: str = "auto") -> tuple[list[InputFile], LeftOut]:
+    """`inputs`, and what of the input is none of them."""
+    left_out = LeftOut()
+    files = find_files(paths, left_out)
     if format != "auto":
         known = FORMATS[format].name
-        return [replace(file, format=known, why="as asked") for file in files], []
-    return identify(files)
+        return [replace(file, format=known, why="as asked") for file in files], left_out
+    known_files, unfit = identify(files)
+    left_out.unfit.extend(unfit)
+    return known_files, left_out
 
 
 def count_units(file: InputFile) -> int:
@@ -70,7 +74,7 @@ class Reading:
     format, why: what was chosen and the reason. skipped: one coded error per refused line, with file:line:field.
     findings: what was repaired or looks wrong. unknown_fields: field path → how often. n_read: traces given out.
     rules: label of an author rule → messages it touched. notes: what an importer left out, and how often.
-    left_out: files of a folder that no format fits. Iterating again reads again from the start.
+    left_out: files of the input that are not read. Iterating again reads again from the start.
     """
 
     def __init__(
@@ -80,10 +84,10 @@ class Reading:
         on_error: OnError,
         authors: AuthorRules | None,
         strict: bool,
-        left_out: Sequence[str] = (),
+        left_out: LeftOut | None = None,
     ) -> None:
         self.files = files
-        self.left_out = list(left_out)
+        self.left_out = left_out or LeftOut()
         self.format = files[0].format
         self.why = files[0].why
         self._fail = on_error == "fail"
@@ -95,7 +99,7 @@ class Reading:
         self.skipped: list[TracemaskError] = []
         self.findings: list[Finding] = []
         self.unknown_fields: Counter[str] = Counter()
-        self.notes: Counter[str] = Counter(f"{name} is left out: no known format fits" for name in self.left_out)
+        self.notes: Counter[str] = Counter()
         self.rules: Counter[str] = Counter()
         self.n_read = 0
         self.n_units = 0
@@ -144,12 +148,12 @@ def read_traces(
 
     format: a name of `tracemask formats`, or "auto". on_error: "skip" lists bad lines in .skipped, "fail" raises the
     first. authors: rules, or the TOML file or dict that holds them. strict: unknown fields refuse their line.
-    Raises UsageError TM901, TM904, TM902, TraceError TM912, TM913.
+    Raises UsageError TM901, TM904, TM905, TM902, TraceError TM912, TM913.
     """
     if on_error not in ("skip", "fail"):
         raise UsageError("TM900", what=f"on_error {on_error!r}", fix="use skip or fail")
     rules = authors if isinstance(authors, AuthorRules) or authors is None else AuthorRules.load(authors)
-    files, left_out = _inputs(paths, format)
+    files, left_out = sorted_out(paths, format)
     return Reading(files, on_error=on_error, authors=rules, strict=strict, left_out=left_out)
 
 
@@ -162,5 +166,6 @@ __all__ = [
     "inputs",
     "read_traces",
     "read_units",
+    "sorted_out",
     "unit_ranges",
 ]

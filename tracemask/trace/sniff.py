@@ -8,12 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from tracemask.core.errors import TraceError, TracemaskError, UsageError
+from tracemask.core.walk import PER_HIT
 from tracemask.trace.files import InputFile, Layout
 from tracemask.trace.formats import FORMATS, Head
 from tracemask.trace.inputs import records
 from tracemask.trace.streams import open_archive
 
 _LOOK_AT = 8
+_MOST = 1000  # files that no format fits, before looking on is no use unless others fit
 
 
 def identify(files: list[InputFile]) -> tuple[list[InputFile], list[str]]:
@@ -35,6 +37,13 @@ def identify(files: list[InputFile]) -> tuple[list[InputFile], list[str]]:
             found.append(replace(file, why="damaged: taken for what the others are") if error.code == "TM910" else None)
             if error.code != "TM910":
                 left_out.append(file.rel)
+            if len(left_out) > max(_MOST, PER_HIT * (len(found) - len(left_out))):
+                what = (
+                    f"no format fits {len(left_out):,} of the first {len(found):,} files; the first: {reasons[0].what}"
+                )
+                raise TraceError(
+                    "TM912", where=reasons[0].where, what=what, fix="name the folder of the logs"
+                ) from None
     known = [file for file in found if file is not None]
     first = {file.format: file.rel for file in reversed(known) if file.format}
     if not first:
