@@ -1,4 +1,4 @@
-"""How fast check is: all model-free rules, against encoding the same tokens once.
+"""How fast check is: all model-free rules, against the package encoding the same tokens once.
 
 `python bench/check.py [--tokenizer DIR]` prints one JSON line: tokens, seconds of the check and of one encoding
 (interleaved, medians), their ratio, by the clock and by the CPU (which a busy machine disturbs less), tokens per
@@ -78,11 +78,11 @@ def main() -> None:
     tokens = sum(len(row) for row in data)
     texts = [tokenizer.decode_bytes(row["token_ids"]).decode() for row in data]
     check_dataset(data[:2], tokenizer=tokenizer, template=template)
-    tokenizer.encode_batch(texts[:2])
+    tokenizer.reference.encode_batch(texts[:2])
     check, encode, check_cpu, encode_cpu = [], [], [], []
     for _ in range(options.repeats):
         start, cpu = time.perf_counter(), time.process_time()
-        tokenizer.encode_batch(texts)
+        tokenizer.reference.encode_batch(texts)
         encode.append(time.perf_counter() - start)
         encode_cpu.append(time.process_time() - cpu)
         start, cpu = time.perf_counter(), time.process_time()

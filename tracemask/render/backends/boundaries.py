@@ -83,6 +83,7 @@ def _unknown(folded: frozenset[str]) -> re.Pattern[str]:
 
     def folds(character: str) -> bool:
         forms = (character.casefold(), character.lower(), character.upper().lower())
-        return any(form.isascii() and form in text for form in forms for text in folded)
+        ascii_forms = [form for form in forms if form.isascii()]
+        return bool(ascii_forms) and any(form in text for form in ascii_forms for text in folded)
 
     return re.compile(f"[^{characters.where(lambda character, _: character.isascii() or not folds(character))}]")
