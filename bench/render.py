@@ -16,11 +16,14 @@ os.environ["TOKENIZERS_PARALLELISM"] = "false"
 os.environ["RAYON_NUM_THREADS"] = "1"
 
 import argparse
+import atexit
 import json
 import math
 import platform
 import random
+import shutil
 import statistics
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -100,6 +103,17 @@ class Corpus:
         return [Trace.from_messages(self.chat(self.random.randint(12, 30)), id=f"c{index}") for index in range(count)]
 
 
+def llama_folder(source: Path) -> Path:
+    """The tokenizer as Llama 3.1 and later have it, which `renderers` asks for: one reserved token is <|eom_id|>."""
+    folder = Path(tempfile.mkdtemp(prefix="tracemask-llama-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        text = (source / name).read_text(encoding="utf-8")
+        (folder / name).write_text(text.replace("<|reserved_special_token_4|>", "<|eom_id|>"), encoding="utf-8")
+    (folder / "chat_template.jinja").write_bytes((CACHE / "templates" / "llama3_2.jinja").read_bytes())
+    return folder
+
+
 def cpu() -> float:
     """Processor seconds of this process."""
     return time.process_time()
@@ -129,7 +143,9 @@ class Subject:
     def __init__(self, name: str, traces: list[Trace], missing: dict[str, str]) -> None:
         self.name = name
         self.missing = missing
-        self.folder = CACHE / "tokenizers" / name
+        self.folder, self.kwargs = CACHE / "tokenizers" / name, dict[str, Any]()
+        if name == "llama3_1":
+            self.folder, self.kwargs = llama_folder(self.folder), {"date_string": "26 Jul 2024"}
         self.traces = traces
         self.slow = Tokenizer.load(self.folder)
         self.alone = Tokenizer.load(self.folder, backend="tokenizers")
@@ -138,7 +154,7 @@ class Subject:
         self.inline = Template(self.slow.chat_template, tokens=self.slow.token_strings, sandbox="inline")
         self.worker = Template(self.slow.chat_template, tokens=self.slow.token_strings)
         self.chats = [([to_chat(message) for message in trace.messages], trace.tools) for trace in traces]
-        front = Renderer(self.slow, self.inline, history="as_rendered")
+        front = Renderer(self.slow, self.inline, history="as_rendered", template_kwargs=self.kwargs)
         self.texts = [front.render_text(chat, tools).text for chat, tools in self.chats]
         self.ids = [rows[0].token_ids.tolist() for rows in front.render_many(traces)]
         self.tokens = sum(map(len, self.ids))
@@ -160,7 +176,7 @@ class Subject:
 
     def ours(self, tokenizer: Tokenizer, template: Template) -> Callable[[], Any]:
         """The whole way from traces to samples; what one round encoded is forgotten before the next."""
-        front = Renderer(tokenizer, template, history="as_rendered")
+        front = Renderer(tokenizer, template, history="as_rendered", template_kwargs=self.kwargs)
 
         def run() -> Any:
             front.encoder.forget()
