@@ -196,3 +196,19 @@ def test_many_processes_may_append_to_one_file(tmp_path: Path) -> None:
         worker.join(60)
     ids = [json.loads(line)["id"] for line in Path(path).read_text().splitlines()]
     assert sorted(ids) == sorted(f"{w}-{n}" for w in range(3) for n in range(20))
+
+
+def test_a_value_that_json_does_not_have_is_refused_where_it_is_set_and_the_rollout_is_kept(tmp_path: Path) -> None:
+    recorder = Recorder(tmp_path / "log.jsonl")
+    with recorder.rollout(id="a") as rollout:
+        rollout.call(ASK, vllm("x", [1], [0]))
+        for odd in (
+            lambda: setattr(rollout, "extra", {"seen": {1, 2}}),
+            lambda: rollout.call(ASK, vllm("x", [1], [0]), tools=[{"function": print}]),
+            lambda: rollout.call(ASK, vllm("x", [1], [0]), seed=object()),
+        ):
+            with pytest.raises(TraceError, match="TM911 JSON has no"):
+                odd()
+    with pytest.raises(TraceError, match="TM911 JSON has no object"), recorder.rollout(id="b", extra={"a": object()}):
+        pass
+    assert [trace.id for trace in read_traces(tmp_path / "log.jsonl")] == ["a"]

@@ -25,7 +25,7 @@ from tracemask.trace.parts import content_blocks
 from tracemask.trace.plain import plain_message
 from tracemask.trace.sampled import sampled_from_fields
 from tracemask.trace.shape import known
-from tracemask.trace.storable import refuse_unstorable
+from tracemask.trace.storable import not_json, refuse_unstorable
 
 REASONING_KEYS = ("reasoning_content", "reasoning", "thinking")
 _ROLES = {
@@ -81,10 +81,11 @@ def trace_from_chat(
 
 def _name_of(messages: Sequence[Mapping[str, Any]], tools: list[dict[str, Any]] | None) -> str:
     """16 hex digits that the content alone decides."""
-    try:
-        content = json.dumps([messages, tools], sort_keys=True, default=str)
-    except TypeError as error:  # keys of several types, which JSON does not have
-        raise TraceError("TM911", where="messages", what=f"no JSON: {error}", fix="use strings as keys") from None
+
+    def refuse(value: Any) -> None:
+        raise not_json(value, "messages")
+
+    content = json.dumps([messages, tools], sort_keys=True, default=refuse)
     return hashlib.sha256(content.encode()).hexdigest()[:16]
 
 

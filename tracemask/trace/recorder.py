@@ -11,15 +11,25 @@ from tracemask.trace.chat import cut_short, message_from_chat, messages_from_cha
 from tracemask.trace.engine import reply_of
 from tracemask.trace.jsonl import Arrays, dumps, to_json
 from tracemask.trace.model import EdgeKind, Source
+from tracemask.trace.storable import refuse_unstorable
 from tracemask.trace.tree import Tree
 
 
 class Rollout:
-    """One agent run while it happens. Set `reward`, `rewards`, `truncated`, `stop`, … as plain attributes."""
+    """One agent run while it happens. Set `reward`, `rewards`, `truncated`, `stop`, … as plain attributes.
+
+    A value that JSON has no spelling for is TraceError TM911 where it is set, not when the rollout is over.
+    """
 
     def __init__(self, **scalars: Any) -> None:
-        self.__dict__.update(scalars)
         self._tree, self._tools = Tree(), None
+        for name, value in scalars.items():
+            setattr(self, name, value)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if not name.startswith("_"):
+            refuse_unstorable(value, name)
+        super().__setattr__(name, value)
 
     def call(
         self,
@@ -41,7 +51,10 @@ class Rollout:
         number = len(self._tree.messages)
         dump = getattr(response, "model_dump", None)
         raw: Any = response if dump is None else dump()
-        reply = message_from_chat(reply_of(raw, choice=choice) | sampling, number, where="response")
+        found = reply_of(raw, choice=choice) | sampling
+        refuse_unstorable(found, "response")
+        refuse_unstorable(tools, "tools")
+        reply = message_from_chat(found, number, where="response")
         prompt = messages_from_chat(messages)
         for index, message in enumerate(prompt):
             message.id = f"m{number}.{index}"
