@@ -62,6 +62,7 @@ def test_ids_and_loss_mask_come_back_from_each_trainers_form(tmp_path: Path, sou
         else:
             at = expected["sampled"]
             np.testing.assert_array_equal(row["logprob"][at], expected["logprob"][at])
+        if to == "verl":
             assert row.scalars["reward"] == expected.scalars["reward"]
             assert row.scalars["group_id"] == expected.scalars["group_id"]
 
@@ -128,18 +129,139 @@ def test_a_missing_log_prob_is_never_exported_as_zero(tmp_path: Path, to: str) -
     export(found, str(tmp_path / "trl"), to="trl")
 
 
-def test_prime_rl_has_one_advantage_a_sample(tmp_path: Path, source: Dataset) -> None:
+def test_some_tokens_with_an_advantage_and_some_without_are_refused(tmp_path: Path, source: Dataset) -> None:
+    def some(row: Row) -> dict[str, np.ndarray]:
+        return {"advantage": np.where(np.cumsum(row["sampled"]) > 1, 0.5, np.nan).astype(np.float32)}
+
+    add_columns(source, str(tmp_path / "some"), some, config={})
+    for to in ("verl", "prime-rl"):
+        with pytest.raises(TracemaskError, match="TM501 token .* without an advantage"):
+            export(open_dataset(tmp_path / "some"), str(tmp_path / to), to=to)
+
+
+# The fields of prime-rl's TrainingSample that need no tensor of images or experts, in its order.
+TRAINING_SAMPLE = [
+    "token_ids", "mask", "logprobs", "temperatures", "env_name", "ref_logprobs", "rl_weights", "ce_weights",
+    "ref_kl_weights", "advantages", "trace_id", "branch_index",
+]  # fmt: skip
+
+
+def training_samples(found: Dataset, out: Path, **options: Any) -> list[dict[str, Any]]:
+    export(found, str(out), to="prime-rl", **options)
+    lines = [json.loads(line) for line in (out / "rows.jsonl").read_text().splitlines()]
+    for line in lines:
+        assert list(line) == TRAINING_SAMPLE
+        per_token = [value for value in line.values() if isinstance(value, list)]
+        assert {len(value) for value in per_token} == {len(line["token_ids"])}
+        assert not any(item is None for value in per_token for item in value)
+    return lines
+
+
+def weigh(tmp_path: Path, source: Dataset, **columns: Any) -> Dataset:
+    """The dataset with columns; a function makes one from a row."""
+    out = str(tmp_path / f"weighed-{len(list(tmp_path.iterdir()))}")
+    named = {name.replace("__", "."): make for name, make in columns.items()}
     add_columns(
-        source, str(tmp_path / "one"), lambda row: {"advantage": np.full(len(row), 0.5, dtype=np.float32)}, config={}
+        source, out, lambda row: {name: make(row).astype(np.float32) for name, make in named.items()}, config={}
     )
-    export(open_dataset(tmp_path / "one"), str(tmp_path / "out"), to="prime-rl")
-    lines = [json.loads(line) for line in (tmp_path / "out" / "rows.jsonl").read_text().splitlines()]
-    assert {line["advantage"] for line in lines if any(line["completion_mask"])} == {0.5}
-    add_columns(
-        source, str(tmp_path / "many"), lambda row: {"advantage": np.arange(len(row), dtype=np.float32)}, config={}
+    return open_dataset(out)
+
+
+def test_prime_rl_gets_its_training_samples(tmp_path: Path, source: Dataset) -> None:
+    one = weigh(tmp_path, source, advantage=lambda row: np.where(row["sampled"], np.arange(len(row)), np.nan))
+    for line, row in zip(training_samples(one, tmp_path / "out"), one, strict=True):
+        at = row["sampled"]
+        assert line["mask"] == at.tolist()
+        assert line["advantages"] == np.where(at, np.arange(len(row)), 0).tolist()
+        assert line["logprobs"] == np.where(at, row["logprob"], 0).tolist()
+        assert line["temperatures"] == [1.0] * len(row)
+        assert [line[name] for name in ("rl_weights", "ce_weights", "ref_kl_weights", "ref_logprobs")] == [None] * 4
+        assert (line["trace_id"], line["branch_index"]) == (row.scalars["trace_id"], row.scalars["branch"])
+
+
+def test_prime_rl_refuses_credit_that_nobody_gave_so_none_is_written(tmp_path: Path, source: Dataset) -> None:
+    assert {line["advantages"] for line in training_samples(source, tmp_path / "out")} == {None}
+
+
+def test_weights_of_every_component_become_prime_rl_s_streams(tmp_path: Path, source: Dataset) -> None:
+    weighed = weigh(
+        tmp_path,
+        source,
+        advantage=lambda row: np.where(row["sampled"], 1, np.nan),
+        weight__rl=lambda row: np.where(row["sampled"], 0.5, 0),
+        weight__ce=lambda row: np.where(row["sampled"], 0, 0.1),
     )
-    with pytest.raises(TracemaskError, match="TM501 the advantage differs"):
-        export(open_dataset(tmp_path / "many"), str(tmp_path / "out2"), to="prime-rl")
+    lines = training_samples(weighed, tmp_path / "all")
+    for line, row in zip(lines, weighed, strict=True):
+        assert line["mask"] == row["sampled"].tolist()
+        assert line["rl_weights"] == row["weight.rl"].tolist()
+        assert line["ce_weights"] == pytest.approx(row["weight.ce"].tolist())
+    for row, expected in zip(open_dataset(tmp_path / "all"), weighed, strict=True):
+        np.testing.assert_array_equal(row["weight.ce"], expected["weight.ce"])
+    done = export(weighed, str(tmp_path / "kept"), to="prime-rl")
+    assert not {"weight.rl", "weight.ce", "advantage"} & set(done.lost)
+
+
+def test_a_component_without_policy_gradient_switches_prime_rl_s_off(tmp_path: Path, source: Dataset) -> None:
+    """Absent rl weights would mean 1 on the mask, and prime-rl would ask for an advantage."""
+    weighed = weigh(tmp_path, source, weight__ce=lambda row: np.where(row["sampled"], 0, 0.1))
+    for options in ({}, {"component": "ce"}):
+        for line, row in zip(training_samples(weighed, tmp_path / str(options), **options), weighed, strict=True):
+            assert line["rl_weights"] == [0.0] * len(row)
+            assert np.count_nonzero(line["ce_weights"]) == int((~row["sampled"]).sum())
+            assert line["advantages"] is None
+
+
+def test_prime_rl_s_reference_log_probs_stand_where_they_are_distilled(tmp_path: Path, source: Dataset) -> None:
+    distilled = {"weight__ref_kl": lambda row: row["sampled"]}
+    scored = weigh(tmp_path, source, **distilled, ref_logprob=lambda row: np.where(row["sampled"], -2, np.nan))
+    for line, row in zip(training_samples(scored, tmp_path / "out"), scored, strict=True):
+        if row["sampled"].any():
+            assert line["ref_logprobs"] == np.where(row["sampled"], -2.0, 0).tolist()
+    with pytest.raises(TracemaskError, match="TM603 .* reference log-prob"):
+        export(weigh(tmp_path, source, **distilled), str(tmp_path / "none"), to="prime-rl")
+
+
+def test_verl_s_batch_has_its_types_its_reward_at_the_last_token_and_its_weights(
+    tmp_path: Path, source: Dataset
+) -> None:
+    import pyarrow.parquet as pq
+
+    weighed = weigh(
+        tmp_path,
+        source,
+        advantage=lambda row: np.where(row["sampled"], 2, np.nan),
+        weight__rl=lambda row: np.where(row["sampled"], 0.5, 0),
+    )
+    export(weighed, str(tmp_path / "out"), to="verl", component="rl")
+    table = pq.read_table(tmp_path / "out" / "part-00000.parquet")
+    ids = ["prompts", "responses", "input_ids", "attention_mask", "position_ids", "response_mask"]
+    assert {str(table.schema.field(name).type.value_type) for name in ids} == {"int64"}
+    for record, row in zip(table.to_pylist(), weighed, strict=True):
+        count, mask = len(record["responses"]), np.array(record["response_mask"])
+        assert record["prompts"] + record["responses"] == record["input_ids"] == row["token_ids"].tolist()
+        assert record["position_ids"] == list(range(len(row)))
+        assert record["rm_scores"] == ([0.0] * (count - 1) + [row.scalars["reward"]] if count else [])
+        assert record["rollout_is_weights"] == (mask * 0.5).tolist()
+        assert record["advantages"] == (mask * 2.0).tolist()
+
+
+def test_trl_s_own_collator_makes_our_labels_its_labels(tmp_path: Path, source: Dataset) -> None:
+    pytest.importorskip("trl")
+    import datasets
+    from trl.trainer.sft_trainer import DataCollatorForLanguageModeling
+
+    datasets.disable_progress_bars()
+    export(source, str(tmp_path / "trl"), to="trl")
+    found = datasets.Dataset.from_parquet(
+        str(tmp_path / "trl" / "part-00000.parquet"), cache_dir=str(tmp_path / "cache")
+    )
+    batch = DataCollatorForLanguageModeling(pad_token_id=0)([found[i] for i in range(len(source))])
+    for k, row in enumerate(source):
+        wanted = np.where(row["sampled"], row["token_ids"], -100)
+        assert batch["labels"][k][: len(row)].tolist() == wanted.tolist()
+        assert set(batch["labels"][k][len(row) :].tolist()) <= {-100}
+        assert int(batch["attention_mask"][k].sum()) == len(row)
 
 
 def test_a_foreign_dataset_can_be_exported_too(tmp_path: Path) -> None:

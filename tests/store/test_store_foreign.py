@@ -81,6 +81,19 @@ def test_every_kind_of_file_gives_the_same_rows(tmp_path: Path, kind: str) -> No
              "sampling_per_token_logps": [-1.0, -2.0]},
             {"token_ids": [1, 2, 3, 4], "mask": [0, 0, 1, 0], "logprob": [None, None, -1.0, -2.0]},
         ),
+        (  # TRL, GRPO with tools: what is real, and what of it the policy wrote
+            {"prompt_ids": [1], "prompt_mask": [1], "completion_ids": [2, 3, 4, 0], "completion_mask": [1, 1, 1, 0],
+             "tool_mask": [1, 0, 1, 1], "old_per_token_logps": [-1.0, -2.0, -3.0, 0.0]},
+            {"token_ids": [1, 2, 3, 4, 0], "mask": [0, 1, 0, 1, 0], "old_logprob": [None, -1.0, -2.0, -3.0, 0.0]},
+        ),
+        (  # TRL, SFT with both masks
+            {"input_ids": [1, 2, 3, 4], "completion_mask": [0, 1, 1, 1], "assistant_masks": [1, 1, 0, 1]},
+            {"token_ids": [1, 2, 3, 4], "mask": [0, 1, 0, 1]},
+        ),
+        (  # a mask of another length is left for the rules
+            {"input_ids": [1, 2], "completion_mask": [0, 1], "assistant_masks": [1]},
+            {"token_ids": [1, 2], "mask": [1]},
+        ),
         (  # TRL, SFT
             {"input_ids": [1, 2, 3], "completion_mask": [0, 1, 1]},
             {"token_ids": [1, 2, 3], "mask": [0, 1, 1]},
@@ -95,7 +108,27 @@ def test_every_kind_of_file_gives_the_same_rows(tmp_path: Path, kind: str) -> No
             {"token_ids": [1, 2, 3], "mask": [0, 1, 0], "logprob": [None, -1.0, 0.0], "responses": [2, 3],
              "old_logprob": [None, -1.5, 0.0]},
         ),
-        (  # prime-rl
+        (  # verl, the trainer's pass
+            {"prompts": [1], "responses": [2], "response_mask": [1], "old_log_probs": [-1.5], "entropys": [0.5]},
+            {"token_ids": [1, 2], "mask": [0, 1], "old_logprob": [None, -1.5], "entropy": [None, 0.5]},
+        ),
+        (  # prime-rl, a training sample
+            {"token_ids": [1, 2, 3], "mask": [False, False, True], "logprobs": [0.0, 0.0, -1.0],
+             "temperatures": [1.0, 1.0, 1.0], "env_name": "e", "ref_logprobs": None, "rl_weights": [0.0, 0.0, 1.0],
+             "ce_weights": [0.0, 0.5, 0.0], "ref_kl_weights": None, "advantages": [0.0, 0.0, 0.5]},
+            {"token_ids": [1, 2, 3], "mask": [False, False, True], "logprob": [0.0, 0.0, -1.0],
+             "temperature": [1.0, 1.0, 1.0], "weight.rl": [0.0, 0.0, 1.0], "weight.ce": [0.0, 0.5, 0.0],
+             "advantage": [0.0, 0.0, 0.5]},
+        ),
+        (  # prime-rl, token export
+            {"token_ids": [1, 2], "position_ids": [0, 1], "loss_mask": [False, True], "advantages": [0.0, 0.5],
+             "inference_logprobs": [0.0, -1.0], "trainer_logprobs": [-2.0, -1.5], "entropy": [0.5, 0.25],
+             "is_masked": [None, None], "env_name": "e", "step": 1},
+            {"token_ids": [1, 2], "position_ids": [0, 1], "mask": [False, True], "advantage": [0.0, 0.5],
+             "logprob": [0.0, -1.0], "trainer_logprob": [-2.0, -1.5], "entropy": [0.5, 0.25],
+             "is_masked": [None, None]},
+        ),
+        (  # prime-rl, until the middle of 2026
             {"prompt_ids": [1], "prompt_mask": [False], "completion_ids": [2, 3], "completion_mask": [True, True],
              "completion_logprobs": [-1.0, -2.0]},
             {"token_ids": [1, 2, 3], "mask": [False, True, True], "logprob": [None, -1.0, -2.0]},

@@ -70,7 +70,7 @@ def in_loss(row: Row, component: str | None = None) -> tuple[InLoss, str]:
         if weights is None:
             what = f"no column weight.{component}"
             raise StoreError("TM501", where=where, what=what, fix="tracemask materialize writes it")
-        return InLoss(weights != 0, weights), f"weight.{component}"
+        return InLoss(weights != 0, weights, component), f"weight.{component}"
     for name in ("sampled", "mask", "labels"):
         values = row.get(name)
         if values is not None:

@@ -31,10 +31,16 @@ TOKEN_NAMES: dict[str, tuple[str, ...]] = {
     "ref_logprob": ("ref_logprob", "ref_log_prob", "ref_log_probs", "ref_per_token_logps", "teacher_logprobs",
                     "ref_logprobs"),
     "score_logprob": ("score_logprob",),
-    "entropy": ("entropy", "entropies"),
+    "trainer_logprob": ("trainer_logprob", "trainer_logprobs"),
+    "entropy": ("entropy", "entropies", "entropys"),
     "temperature": ("temperature", "temperatures", "completion_temperatures"),
     "advantage": ("advantage", "advantages"),
+    "weight.rl": ("weight.rl", "rl_weights"),
+    "weight.ce": ("weight.ce", "ce_weights"),
+    "weight.ref_kl": ("weight.ref_kl", "ref_kl_weights"),
 }  # fmt: skip
+# Masks of which a token in the loss needs every one: TRL keeps what is real and what the policy wrote apart.
+ALL_OF = ("completion_mask", "tool_mask", "assistant_masks", "assistant_mask")
 SCALAR_NAMES: dict[str, tuple[str, ...]] = {
     "id": ("id", "row_id"),
     "group_id": ("group_id", "uid", "group_index", "problem_id", "example_id", "prompt_id"),
@@ -61,6 +67,7 @@ class Names:
     tokens: dict[str, str] = field(default_factory=dict)  # ours → theirs, per token
     scalars: dict[str, str] = field(default_factory=dict)  # ours → theirs
     raw: tuple[str, ...] = ()  # other fields, kept under their own name
+    masks: tuple[str, ...] = ()  # fields that take tokens out of the mask
 
     @property
     def token_columns(self) -> tuple[str, ...]:
@@ -90,6 +97,11 @@ class Names:
         for ours, theirs in self.tokens.items():
             if (found := _numbers(values.get(theirs), where, theirs)) is not None:
                 columns[ours] = self._whole(ours, found, len(ids), split, values, where)
+        for theirs in self.masks:
+            if (found := _numbers(values.get(theirs), where, theirs)) is not None:
+                found = self._whole("mask", found, len(ids), split, {}, where)
+                mask = columns.get("mask", found)
+                columns["mask"] = np.where(found != 0, mask, 0) if len(found) == len(mask) else found
         if self.ids is None and "mask" not in columns and completion is not None:
             columns["mask"] = np.repeat(np.array([0, 1]), [len(ids) - len(completion), len(completion)])
         scalars = {name: plain(name, values.get(self.scalar_field(name))) for name in self.scalar_names}
@@ -148,12 +160,14 @@ def match(lists: Iterable[str], scalars: Iterable[str], mapping: Mapping[str, st
     tokens = {ours: found for ours, names in TOKEN_NAMES.items() if (found := given.get(ours) or first(names, lists))}
     tokens = {ours: theirs for ours, theirs in tokens.items() if theirs in lists and theirs != ids}
     tokens |= {ours: theirs for ours, theirs in given.items() if theirs in lists and ours not in ("token_ids", *tokens)}
+    mask = tokens.get("mask") if "mask" not in given else None
+    masks = tuple(name for name in ALL_OF if name in lists and name != mask) if mask in ALL_OF else ()
     apart = () if ids else (prompt, completion)  # beside whole rows they stay: check compares them with the ids
-    used = {ids, *apart, *tokens.values(), *(name for names in _PROMPT_OF.values() for name in names)}
+    used = {ids, *apart, *masks, *tokens.values(), *(name for names in _PROMPT_OF.values() for name in names)}
     tokens |= {name: name for name in lists if name not in used and name not in tokens}
     known = {ours: found for ours, names in SCALAR_NAMES.items() if (found := given.get(ours) or first(names, scalars))}
     known = {ours: theirs for ours, theirs in known.items() if theirs in scalars}
-    return Names(ids, prompt, completion, tokens, known, tuple(name for name in scalars if name not in known))
+    return Names(ids, prompt, completion, tokens, known, tuple(name for name in scalars if name not in known), masks)
 
 
 def is_token_name(name: str) -> bool:
