@@ -336,8 +336,9 @@ def test_many_small_files_share_shards_and_keep_their_order(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_progress_moves_within_a_shard(tmp_path: Path, workers: int) -> None:
+def test_progress_moves_within_a_shard(tmp_path: Path, workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two shards of 160 records: who shows a bar must not wait for half of the work."""
+    monkeypatch.setattr("tracemask.store.engines._LOOK", 0.005)  # all of it takes less than a look at a usual pace
     source = tmp_path / "many.jsonl"
     lines = ROLLOUTS.read_bytes().splitlines(keepends=True)[:8]
     source.write_bytes(b"".join(lines * 40))

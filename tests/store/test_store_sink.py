@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import io
 import os
+import random
 import threading
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from tracemask.core.errors import StoreError
@@ -28,16 +31,34 @@ def test_the_hash_is_of_the_bytes_in_the_file(tmp_path: Path, sizes: list[int]) 
     assert [path.name for path in tmp_path.iterdir()] == ["x"]
 
 
-def test_settled_memory_may_be_written_over(tmp_path: Path) -> None:
-    sink = LocalSink(tmp_path, "x")
-    memory = bytearray(1 << 20)
-    expected = hashlib.sha256()
-    for k in range(40):
-        sink.settle(sink.size)
-        memory[:] = bytes([k]) * len(memory)
-        expected.update(memory)
-        sink.write(memory)
-    assert sink.commit()[1] == expected.hexdigest()
+def test_pieces_of_any_type_and_number_are_written_in_order(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    kinds = [np.int32, np.uint8, np.float32, np.bool_, np.int64]
+    sink, expected = LocalSink(tmp_path, "x"), []
+    for n, size in ((3000, 100), (5, 500_000), (1, 0), (0, 0), (2, 10), (40, 9_000)):
+        pieces = [rng.integers(0, 2, size).astype(kinds[i % 5]) for i in range(n)]
+        whole = b"".join(piece.tobytes() for piece in pieces)
+        assert sink.write(*pieces) == len(whole)
+        expected.append(whole)
+    whole = b"".join(expected)
+    assert sink.commit() == (len(whole), hashlib.sha256(whole).hexdigest())
+    assert (tmp_path / "x").read_bytes() == whole
+
+
+def test_a_write_that_takes_only_a_part_is_continued(tmp_path: Path) -> None:
+    class Slow(io.FileIO):
+        def write(self, data: memoryview) -> int:  # type: ignore[override]
+            return super().write(data[: rng.randrange(len(data)) + 1])
+
+    rng = random.Random(0)
+    sink, expected = LocalSink(tmp_path, "x"), random.Random(1).randbytes(3_500_000)
+    name = next(tmp_path.iterdir())
+    sink._file.close()
+    sink._file = Slow(name, "wb")
+    for at in range(0, len(expected), 350_000):
+        sink.write(*(expected[start : start + 7_000] for start in range(at, at + 350_000, 7_000)))
+    assert sink.commit() == (len(expected), hashlib.sha256(expected).hexdigest())
+    assert (tmp_path / "x").read_bytes() == expected
 
 
 def test_a_long_file_is_brought_to_the_disk_while_more_is_written(
@@ -118,19 +139,19 @@ def test_a_sync_that_begins_at_the_end_is_waited_for(tmp_path: Path, monkeypatch
 
 
 def test_work_behind_keeps_its_order_and_its_bound() -> None:
-    seen: list[bytes] = []
+    seen: list[int] = []
     waiting = threading.Event()
 
-    def work(piece: memoryview) -> None:
+    def work(piece: int) -> None:
         waiting.wait()
-        seen.append(bytes(piece))
+        seen.append(piece)
 
     behind = Behind(work, backlog=2)
     given: list[int] = []
 
     def give() -> None:
         for k in range(8):
-            behind.give(memoryview(bytes([k])))
+            behind.give(k)
             given.append(k)
 
     giver = threading.Thread(target=give)
@@ -141,4 +162,16 @@ def test_work_behind_keeps_its_order_and_its_bound() -> None:
     giver.join()
     behind.settle()
     behind.close()
-    assert seen == [bytes([k]) for k in range(8)]
+    assert seen == list(range(8))
+
+
+def test_waiting_for_work_behind_never_misses_its_end() -> None:
+    done: list[int] = []
+    behind = Behind(done.append, backlog=1)
+    for k in range(3000):
+        behind.give(k)
+        if k % 3 == 0:
+            behind.settle()
+            assert len(done) == k + 1
+    behind.close()
+    assert done == list(range(3000))

@@ -1,24 +1,28 @@
-"""Work on pieces of bytes, in order, in a thread beside the caller's. Knows no file and no hash."""
+"""Work on pieces, in order, in a thread beside the caller's. Knows no file and no hash."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from queue import Queue
+from queue import SimpleQueue
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
 
 
-class Behind:
-    """Calls `work` on each piece given, one after the other, at most `backlog` pieces behind the caller.
+class Behind(Generic[T]):
+    """Calls `work` on each piece given, one after the other, at most `backlog` pieces behind the caller; None: any.
 
-    Hashing, writing and syncing release the interpreter, so they run while the next piece is made. What `work` raises
-    stops it for good, and is raised by the next `give` or `settle`.
+    Reading, hashing, writing and syncing release the interpreter, so they run while the next piece is made. What `work`
+    raises stops it for good, and is raised by the next `give` or `settle`. One thread at a time may give or settle.
     """
 
-    def __init__(self, work: Callable[[memoryview], object], *, backlog: int = 16) -> None:
-        self._work = work
-        self._pieces: Queue[memoryview | None] = Queue(backlog)
-        self._settled = threading.Condition()
-        self._given = self._done = 0  # bytes
+    def __init__(self, work: Callable[[T], object], *, backlog: int | None = 16) -> None:
+        self._work, self._backlog = work, backlog
+        self._pieces: SimpleQueue[tuple[T] | None] = SimpleQueue()
+        self._given = self._done = 0
+        self._goal: int | None = None  # how much of it the caller waits for
+        self._reached = threading.Event()
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="tracemask-behind", daemon=True)
         self._thread.start()
@@ -27,28 +31,35 @@ class Behind:
         while (piece := self._pieces.get()) is not None:
             if self._error is None:
                 try:
-                    self._work(piece)
+                    self._work(piece[0])
                 except BaseException as error:
                     self._error = error
-            size = len(piece)
             del piece
-            with self._settled:
-                self._done += size
-                self._settled.notify_all()
+            self._done += 1
+            if self._goal is not None and self._done >= self._goal:
+                self._reached.set()
 
-    def give(self, piece: memoryview) -> None:
+    def give(self, piece: T) -> None:
         """Takes a piece; its memory must stay as it is until it is settled."""
+        if self._backlog is not None:
+            self._wait(self._given - self._backlog)
         self._raise()
-        self._given += len(piece)
-        self._pieces.put(piece)
+        self._given += 1
+        self._pieces.put((piece,))
 
-    def settle(self, size: int | None = None) -> None:
-        """Waits until the work on the first `size` bytes is done; None: on all."""
-        goal = self._given if size is None else min(size, self._given)
-        with self._settled:
-            while self._done < goal:
-                self._settled.wait()
+    def settle(self) -> None:
+        """Waits until all that was given is done."""
+        self._wait(self._given)
         self._raise()
+
+    def _wait(self, goal: int) -> None:
+        if self._done >= goal:
+            return
+        self._reached.clear()
+        self._goal = goal
+        if self._done < goal:  # else it got there before it could see the goal
+            self._reached.wait()
+        self._goal = None
 
     @property
     def idle(self) -> bool:

@@ -10,13 +10,14 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from queue import SimpleQueue
 from typing import IO, Any, Protocol
 
 from tracemask.core.errors import StoreError, UsageError
 from tracemask.store.behind import Behind
 
 TEMPORARY = ".tmp-"  # then the final name, a process and a number
-_SMALL, _GATHERED = 1 << 16, 1 << 20  # bytes: smaller writes are gathered, up to this
+_BLOCK, _BLOCKS = 1 << 20, 8  # bytes that are written and hashed at once, and how many such are used in turn
 _SYNCED = 16 << 20  # bytes that the disk may be behind while more are made
 _serial = itertools.count()
 
@@ -24,14 +25,13 @@ _serial = itertools.count()
 class Sink(Protocol):
     """Bytes on their way to a name: nothing is visible before `commit`, nothing remains after `abort`."""
 
-    def write(self, data: Any) -> int: ...
+    def write(self, *pieces: Any) -> int:
+        """Takes contiguous memory, whose content must stay as it is until `commit`; returns how many bytes."""
+        ...
+
     @property
     def size(self) -> int:
         """Bytes written so far."""
-        ...
-
-    def settle(self, size: int) -> None:
-        """Waits until the memory of the first `size` bytes is no longer read: it may be written over."""
         ...
 
     def flush(self) -> None:
@@ -66,49 +66,75 @@ def write_errors(where: str) -> Iterator[None]:
 class LocalSink:
     """A temporary file beside its final name.
 
-    Three threads beside the caller's write, hash and, while more is made, bring to the disk what was written; a file
-    that is small needs none of them.
+    Three threads beside the caller's: one gathers pieces into blocks and writes them, one hashes the blocks, and one
+    brings to the disk what was written while more is made. A file that is small needs none of them. Blocks are few and
+    used in turn, so that what is copied is written and hashed while a core's cache still holds it; and large, so that
+    threads seldom wait for their turn at the interpreter.
     """
 
     def __init__(self, root: Path, name: str) -> None:
         self._target = root / name
         self._temporary = root / f"{TEMPORARY}{name}.{os.getpid()}.{next(_serial)}"
         self._hash = hashlib.sha256()
-        self._small = bytearray()
-        self._hashing: Behind | None = None
-        self._writing: Behind | None = None
-        self._syncing: Behind | None = None
+        self._pieces: list[Any] = []
+        self._held = 0  # their bytes
+        self._free: SimpleQueue[memoryview] = SimpleQueue()
+        self._block: memoryview | None = None
+        self._filled = 0  # bytes of the block
+        self._hashing: Behind[memoryview] | None = None
+        self._writing: Behind[list[Any]] | None = None
+        self._syncing: Behind[None] | None = None
         self._unsynced = self.size = 0
         with write_errors(str(self._target)):
             self._file: IO[bytes] = self._temporary.open("wb", buffering=0)
 
-    def write(self, data: Any) -> int:
-        view = memoryview(data).cast("B")
-        self.size += len(view)
-        if len(view) < _SMALL:  # an Arrow batch is hundreds of small pieces
-            self._small += view
-        else:
-            self._give_small()
-            self._give(view)
-        if len(self._small) >= _GATHERED:
-            self._give_small()
-        return len(view)
+    def write(self, *pieces: Any) -> int:
+        size = sum([memoryview(piece).nbytes for piece in pieces])
+        self._pieces += pieces
+        self._held += size
+        self.size += size
+        if self._held >= _BLOCK:
+            self._hand_over()
+        return size
 
     def flush(self) -> None:
         if self._writing is not None:  # else all of it is small
-            self._give_small()
+            self._hand_over()
 
-    def _give_small(self) -> None:
-        if self._small:
-            gathered, self._small = self._small, bytearray()
-            self._give(memoryview(gathered))
-
-    def _give(self, view: memoryview) -> None:
-        if self._hashing is None or self._writing is None:
-            self._hashing, self._writing = Behind(self._hash.update), Behind(self._write)
+    def _hand_over(self) -> None:
+        if self._writing is None:
+            for _ in range(_BLOCKS):
+                self._free.put(memoryview(bytearray(_BLOCK)))
+            self._hashing, self._writing = Behind(self._digest), Behind(self._gather)
+        pieces, self._pieces, self._held = self._pieces, [], 0
         with write_errors(str(self._target)):
-            self._hashing.give(view)
-            self._writing.give(view)
+            self._writing.give(pieces)
+
+    def _gather(self, pieces: list[Any]) -> None:
+        for piece in pieces:
+            view = memoryview(piece)
+            view = view.cast("B") if view.nbytes else view[:0]
+            while len(view):
+                if self._block is None:
+                    self._block, self._filled = self._free.get(), 0
+                n = min(len(view), _BLOCK - self._filled)
+                self._block[self._filled : self._filled + n] = view[:n]
+                self._filled += n
+                view = view[n:]
+                if self._filled == _BLOCK:
+                    self._send()
+
+    def _send(self) -> None:
+        """The block as far as it is filled goes to the hash and to the file."""
+        block, self._block = self._block, None
+        if block is not None and self._hashing is not None:
+            block = block[: self._filled]
+            self._hashing.give(block)
+            self._write(block)
+
+    def _digest(self, block: memoryview) -> None:
+        self._hash.update(block)
+        self._free.put(block)
 
     def _write(self, view: memoryview) -> None:
         done = 0
@@ -118,23 +144,19 @@ class LocalSink:
         if self._unsynced >= _SYNCED:
             self._syncing = self._syncing or Behind(lambda _: os.fsync(self._file.fileno()))
             if self._syncing.idle:
-                self._syncing.give(view[:1])
+                self._syncing.give(None)
                 self._unsynced = 0
-
-    def settle(self, size: int) -> None:
-        with write_errors(str(self._target)):
-            for stage in (self._hashing, self._writing):
-                if stage is not None:
-                    stage.settle(size)
 
     def commit(self) -> tuple[int, str]:
         with write_errors(str(self._target)):
             if self._writing is None:
-                self._hash.update(self._small)
-                self._write(memoryview(self._small))
+                whole = b"".join(self._pieces)
+                self._hash.update(whole)
+                self._write(memoryview(whole))
             else:
-                self._give_small()
+                self._hand_over()
                 self._writing.settle()
+                self._send()
             if self._syncing is not None:  # begun by the writing: looked for when that is done
                 self._syncing.settle()  # the system tells an error of a sync once, and not to the next
             os.fsync(self._file.fileno())
@@ -176,16 +198,15 @@ class ObjectSink:
         self._fs, self._path, self._where = fs, path, where
         self._bytes = bytearray()
 
-    def write(self, data: Any) -> int:
-        self._bytes += memoryview(data).cast("B")
-        return len(data)
+    def write(self, *pieces: Any) -> int:
+        before = len(self._bytes)
+        for piece in pieces:
+            self._bytes += memoryview(piece)
+        return len(self._bytes) - before
 
     @property
     def size(self) -> int:
         return len(self._bytes)
-
-    def settle(self, size: int) -> None:
-        """A write has copied."""
 
     def flush(self) -> None:
         """One put takes everything."""

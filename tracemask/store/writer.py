@@ -9,21 +9,21 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tracemask.core.errors import StoreError
+from tracemask.store.columns import GATHERED, Columns
 from tracemask.store.counts import Counts
 from tracemask.store.folder import Folder, open_folder, put
 from tracemask.store.manifest import Notes, Receipt, Skip, receipt_name, seal
 from tracemask.store.row import Row
 from tracemask.store.rows import check_lengths
-from tracemask.store.schema import SCALAR_ALIASES, SPANS, TOKEN_COLUMNS, Profile, cast, is_token_field, shard_schema
+from tracemask.store.schema import SPANS, TOKEN_COLUMNS, Profile, cast, shard_schema
 from tracemask.store.sink import Sink
-from tracemask.store.spans import to_spans
+from tracemask.store.splice import Splice
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 BATCH_TOKENS = 1 << 19  # tokens that become columns at once: their memory is small enough to be reused
 COMPACT_TOKENS = 1 << 13  # tokens that are compressed together: short rows share what a batch costs
-GATHERED = 1 << 16  # bytes: Arrow writes hundreds of small pieces a batch; larger ones pass through
 
 
 class ShardWriter:
@@ -123,21 +123,19 @@ class ShardWriter:
         assert self._sink is not None
         schema = self._schema()
         options = pa.ipc.IpcWriteOptions(compression="lz4" if self._compact else None, use_threads=False)
-        plan = [(field, is_token_field(field)) for field in schema]
-        sink = pa.BufferedOutputStream(pa.PythonFile(Writable(self._sink), mode="w"), GATHERED)
-        with pa.ipc.new_file(sink, schema, options=options) as stream:
-            memory, other = Scratch(), Scratch()
+        splice = Splice(self._sink)
+        columns = Columns(schema, None if self._compact else splice)
+        out = pa.BufferedOutputStream(pa.PythonFile(splice, mode="w"), GATHERED)
+        with pa.ipc.new_file(out, schema, options=options) as stream:
             for rows in _batches(self._rows, limit=BATCH_TOKENS):
-                memory, other = other, memory
-                self._sink.settle(memory.written)
-                batch = _batch(schema, plan, rows, memory)
+                batch = columns.of(rows)
                 start = 0
                 for piece in _batches(rows, limit=COMPACT_TOKENS) if self._compact else [rows]:
                     stream.write_batch(batch.slice(start, len(piece)))
                     start += len(piece)
-                memory.written = self._sink.size
-        sink.flush()
-        sink.detach()
+                splice.check()
+        out.flush()
+        out.detach()
 
 
 def _batches(rows: list[Row], *, limit: int) -> Iterator[list[Row]]:
@@ -152,98 +150,3 @@ def _batches(rows: list[Row], *, limit: int) -> Iterator[list[Row]]:
         held += len(row)
     if batch:
         yield batch
-
-
-class Scratch:
-    """Memory that batches share in turn: fresh pages cost several times what the copy into them does.
-
-    written: the sink's size once all of it was given away.
-    """
-
-    def __init__(self) -> None:
-        self.written = 0
-        self._columns: dict[str, np.ndarray] = {}
-
-    def joined(self, name: str, parts: list[np.ndarray], kind: np.dtype[Any]) -> np.ndarray:
-        """The parts one after the other, in the memory of column `name`."""
-        size = sum(map(len, parts))
-        found = self._columns.get(name)
-        if found is None or len(found) < size or found.dtype != kind:
-            found = self._columns[name] = np.empty(size, kind)
-        return np.concatenate(parts, out=found[:size]) if parts else found[:0]
-
-
-class Writable:
-    """What pyarrow needs of a Python file to write into a sink."""
-
-    closed = False
-
-    def __init__(self, sink: Sink) -> None:
-        self._sink = sink
-
-    def write(self, data: Any) -> int:
-        return self._sink.write(data)
-
-    def flush(self) -> None:
-        self._sink.flush()
-
-    def close(self) -> None:
-        """The sink closes at commit."""
-
-    def writable(self) -> bool:
-        return True
-
-
-def _batch(
-    schema: pa.Schema, plan: Sequence[tuple[pa.Field, bool]], rows: list[Row], memory: Scratch
-) -> pa.RecordBatch:
-    """The columns of `rows`, in `memory`. plan: the schema's fields, and whether each holds a value per token."""
-    import pyarrow as pa
-
-    offsets = np.zeros(len(rows) + 1, dtype=np.int64)
-    np.cumsum(np.fromiter(map(len, rows), dtype=np.int64, count=len(rows)), out=offsets[1:])
-    whole = pa.array(offsets)
-    arrays = [
-        _token_array(field, rows, whole, memory) if per_token else _scalar_array(field, rows)
-        for field, per_token in plan
-    ]
-    return pa.RecordBatch.from_arrays(arrays, schema=schema)
-
-
-def _scalar_array(field: pa.Field, rows: list[Row]) -> pa.Array:
-    import pyarrow as pa
-
-    name = SCALAR_ALIASES.get(str(field.name), str(field.name))
-    if name == SPANS:
-        values: list[Any] = [to_spans(row.columns[name]) if name in row.columns else None for row in rows]
-    else:
-        values = [row.scalars.get(name) for row in rows]
-    if name == "rewards":
-        values = [None if v is None else [{"name": key, **reward} for key, reward in sorted(v.items())] for v in values]
-    try:
-        return pa.array(values, type=field.type)
-    except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError, UnicodeEncodeError) as error:
-        where = f"{rows[0].scalars.get('id')}…{rows[-1].scalars.get('id')}"
-        what = f"scalar {name!r}: {error}"
-        raise StoreError("TM501", where=where, what=what, fix="check the value's type") from error
-
-
-def _token_array(field: pa.Field, rows: list[Row], offsets: pa.Array, memory: Scratch) -> pa.Array:
-    """One large list a row; a row without the column becomes null. offsets: where rows that have it start."""
-    import pyarrow as pa
-
-    name = str(field.name)
-    present = [part for row in rows if (part := row.columns.get(name)) is not None]
-    mask = None
-    if len(present) != len(rows):
-        missing = np.fromiter((name not in row.columns for row in rows), dtype=bool, count=len(rows))
-        lengths = np.where(missing, 0, np.diff(offsets))
-        offsets, mask = pa.array(np.concatenate([[0], np.cumsum(lengths)])), pa.array(missing)
-    kind = field.type.value_type
-    flat = memory.joined(name, present, np.dtype(kind.to_pandas_dtype()))
-    if kind == pa.bool_():
-        packed = pa.py_buffer(np.packbits(flat, bitorder="little"))  # pa.array takes several times as long
-        values = pa.Array.from_buffers(kind, len(flat), [None, packed], null_count=0)
-    else:
-        values = pa.array(flat, type=kind, from_pandas=False)
-    return pa.LargeListArray.from_arrays(offsets, values, type=field.type, mask=mask)
