@@ -9,6 +9,7 @@ from check_make import SMALL, TALK, Foreign, Rows, changed, chat, foreign, ours
 from tracemask.check.runner import check_dataset
 from tracemask.core.vocab import Author
 from tracemask.render.tokenizer import Tokenizer
+from tracemask.store.row import Row
 
 
 @pytest.fixture(scope="module")
@@ -157,3 +158,50 @@ def test_a_length_mismatch_states_all_lengths(tokenizer):
     (finding,) = report.findings
     assert finding.code == "TM101"
     assert "12 ids" in finding.message and "mask 11" in finding.message and "logprob 11" in finding.message
+
+
+def packed(rows, masks, **says):
+    """Rows of ours as one row of another tool."""
+    ids = np.concatenate([row["token_ids"] for row in rows])
+    mask = np.concatenate(masks).astype(np.int8)
+    return Foreign([Row(0, {"token_ids": ids, "mask": mask, **says}, {})])
+
+
+def test_an_inverted_document_among_right_ones_is_found_at_its_first_trained_token(tokenizer):
+    rows = [clean(tokenizer, index=i) for i in range(3)]
+    masks = [rows[0]["sampled"], ~rows[1]["sampled"], rows[2]["sampled"]]
+    masks[1][0] = False  # nothing predicts the first token of a document
+    sizes = [len(row) for row in rows]
+    report = check_dataset(packed(rows, masks, seq_lengths=np.array(sizes)), tokenizer=tokenizer)
+    (finding,) = [each for each in report.findings if each.code == "TM308"]
+    assert finding.place.token == sizes[0] + 1 and finding.message.endswith("are not, in 1 of 3 documents")
+    unsaid = check_dataset(packed(rows, masks), tokenizer=tokenizer)
+    assert not [each for each in unsaid.findings if each.code == "TM308"]  # the row as a whole is not inverted
+    whole = check_dataset(packed(rows, [~row["sampled"] for row in rows]), tokenizer=tokenizer)
+    assert [each.message for each in whole.findings if each.code == "TM308"] == [
+        "the others' tokens are trained and the policy's are not"
+    ]
+
+
+@pytest.mark.parametrize("says", [True, False], ids=["boundaries", "none"])
+def test_a_reply_cut_at_a_document_s_end_is_told_as_far_as_the_row_says_where_documents_end(tokenizer, says):
+    rows = [clean(tokenizer, index=i) for i in range(2)]
+    last = int(ends(rows[0])[-1])
+    rows[0] = changed(rows[0], **{name: values[:last] for name, values in rows[0].columns.items()})
+    more = {"seq_lengths": np.array([len(row) for row in rows])} if says else {}
+    report = check_dataset(packed(rows, [row["sampled"] for row in rows], **more), tokenizer=tokenizer)
+    said = {finding.code: finding.message for finding in report.findings if finding.place.token == last - 1}
+    assert set(said) == ({"TM107"} if says else {"TM316"})
+    unknown = "or a packed document ends there: no column says where documents begin"
+    assert says or unknown in said["TM316"]
+
+
+def test_a_lost_stop_inside_a_conversation_is_told_without_a_doubt(tokenizer):
+    row = clean(tokenizer)
+    first = int(ends(row)[0])
+    keep = np.arange(len(row)) != first
+    lost = changed(foreign(row), **{name: values[keep] for name, values in foreign(row).columns.items()})
+    report = check_dataset(Foreign([lost]), tokenizer=tokenizer)
+    assert [f.message for f in report.findings if f.code == "TM316"] == [
+        "1 trained turn without a stop before the next speaker"
+    ]

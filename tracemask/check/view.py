@@ -209,7 +209,7 @@ class View:
 
     @cached_property
     def inverted(self) -> np.ndarray:
-        """inverted[R] bool: nine tenths of the others' tokens are trained and at most a tenth of the policy's."""
+        """inverted[R] bool: of the row or of one of its documents, the others' tokens are trained, the policy's not."""
         return inverted(self)
 
     @cached_property

@@ -42,14 +42,26 @@ def _consensus(votes: Votes, counts: dict[int, np.ndarray]) -> int:
 
 
 def inverted(view: View) -> np.ndarray:
-    """inverted[R] bool: nine tenths of the others' tokens are trained and at most a tenth of the policy's."""
-    rows = len(view.block.rows)
-    out = np.zeros(rows, dtype=bool)
+    """inverted[R] bool: of the row, or of a document packed in it, nine tenths of the others' tokens are trained and at
+    most a tenth of the policy's."""
+    out = _inverted(view, view.block.row_of, len(view.block.rows))
+    out[view.block.row_of[view.edges[:-1][inverted_documents(view)]]] = True
+    return out
+
+
+def inverted_documents(view: View) -> np.ndarray:
+    """inverted[D] bool: the same of the stretches between `view.edges`, each a document or a whole row."""
+    lengths = np.diff(view.edges)
+    return _inverted(view, np.repeat(np.arange(len(lengths)), lengths), len(lengths))
+
+
+def _inverted(view: View, part_of: np.ndarray, parts: int) -> np.ndarray:
+    """part_of[N]: the part that each token belongs to."""
     if view.author is None or view.mask is None:
-        return out
+        return np.zeros(parts, dtype=bool)
     mine = view.policy & ~view.padding
     others = ~view.policy & view.known & ~view.padding
-    count = lambda flags: np.bincount(view.block.row_of[flags], minlength=rows)  # noqa: E731
+    count = lambda flags: np.bincount(part_of[flags], minlength=parts)  # noqa: E731
     total, other = count(mine), count(others)
     return (
         (total >= 4)

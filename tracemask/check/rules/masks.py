@@ -11,6 +11,7 @@ from tracemask.check.context import Run
 from tracemask.check.finding import ERROR, INFO, WARNING, Finding
 from tracemask.check.rule import Need, rule
 from tracemask.check.view import View
+from tracemask.check.whole_mask import inverted_documents
 from tracemask.core.vocab import Author
 from tracemask.store.foreign_names import PROMPT_IDS
 
@@ -51,8 +52,8 @@ def all_masked(view: View) -> Iterator[Finding]:
 def mask_inverted(view: View) -> Iterator[Finding]:
     """The mask trains everybody but the policy.
 
-    **What it does.** Reports rows where at least nine tenths of the other authors' tokens are trained and at most a
-    tenth of the policy's.
+    **What it does.** Reports rows, or documents packed in a row, where at least nine tenths of the other authors'
+    tokens are trained and at most a tenth of the policy's.
 
     **Why it is bad.** The model learns to write tool outputs and prompts, and the loss curve looks healthy.
 
@@ -60,12 +61,19 @@ def mask_inverted(view: View) -> Iterator[Finding]:
 
     **How to fix.** Invert the column, or name it rightly: `--columns mask=…` expects 1 = in the loss.
 
-    **Limits.** Rows with fewer than four tokens on either side are not judged.
+    **Limits.** Fewer than four tokens on either side are not judged. Where nothing says where packed documents begin,
+    the row is judged as a whole.
     """
+    edges, wrong = view.edges, inverted_documents(view)
     for row in np.flatnonzero(view.inverted & ~view.wrong_vocabulary).tolist():
         begin, end = int(view.block.offsets[row]), int(view.block.offsets[row + 1])
-        token = int(np.argmax(view.trained[begin:end]))
-        yield view.block.finding("TM308", row, "the others' tokens are trained and the policy's are not", token=token)
+        first, stop = np.searchsorted(edges, (begin, end)).tolist()
+        found = first + np.flatnonzero(wrong[first:stop])
+        start = int(edges[found[0]]) if len(found) else begin
+        token = start - begin + int(np.argmax(view.trained[start:end]))
+        where = f", in {len(found)} of {stop - first} documents" if 0 < len(found) < stop - first else ""
+        text = f"the others' tokens are trained and the policy's are not{where}"
+        yield view.block.finding("TM308", row, text, token=token)
 
 
 @rule("TM313", "mask-runs-to-end", ERROR, needs=(Need.MASK, Need.SPANS))

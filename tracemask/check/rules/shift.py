@@ -13,6 +13,7 @@ from tracemask.check.rule import Need, rule
 from tracemask.check.rules.rendering import notes, recorded
 from tracemask.check.turns import NOWHERE
 from tracemask.check.view import View
+from tracemask.core.vocab import Role
 
 VOTES = (Need.IDS, Need.MASK, Need.TOKENIZER, Need.TEMPLATE)
 
@@ -235,7 +236,9 @@ def turn_without_stop(view: View) -> Iterator[Finding]:
 
     **How to fix.** Render turns with the template, which writes the stop; keep the sampled stop id in the log.
 
-    **Limits.** The last turn of a row may be cut off by the length limit; see TM107.
+    **Limits.** The last turn of a row or a packed document may be cut off by the length limit; see TM107. Where neither
+    a column nor a bos says where documents begin, a turn before a system turn, or in a row that has one inside, may be
+    such a last turn: the finding says so.
     """
     yield from recorded(view, "TM316")
     turns, block = view.turns, view.block
@@ -247,9 +250,29 @@ def turn_without_stop(view: View) -> Iterator[Finding]:
     inner &= ~np.array(said, dtype=bool)[turns.row[replies]]
     bare = (turns.stop[replies] < 0) & inner & (trained[end] > trained[body]) & ~view.upset[turns.row[replies]]
     bare &= ~_ends_otherwise(view, end)
-    places = end[bare]
-    rows_end = np.maximum(places - 1, 0)
-    yield from block.each("TM316", rows_end, "{n} trained turn{s} without a stop before the next speaker")
+    bare, last = replies[bare], np.maximum(end[bare] - 1, 0)
+    doubt = _may_end_document(view, bare)
+    text = "{n} trained turn{s} without a stop before the next speaker"
+    yield from block.each("TM316", last[~doubt], text)
+    unknown = ", or a packed document ends there: no column says where documents begin"
+    yield from block.each("TM316", last[doubt], text + unknown, cause="or a document's end")
+
+
+def _may_end_document(view: View, chosen: np.ndarray) -> np.ndarray:
+    """bool per chosen turn: the next may begin a packed document, and nothing in the row says whether it does."""
+    turns, block = view.turns, view.block
+    if view.stored_authors or not len(chosen):
+        return np.zeros(len(chosen), dtype=bool)
+    silent = ~view.documents.stated
+    if view.lens.bos is not None:  # a row that begins with bos would have one at each document
+        first = np.minimum(block.offsets[:-1], len(block) - 1)
+        silent &= block.ids[first] != view.lens.bos
+    system = turns.role == Role.SYSTEM
+    inside = system[1:] & ~system[:-1] & (turns.row[1:] == turns.row[:-1])
+    several = np.zeros(len(block.rows), dtype=bool)
+    several[turns.row[1:][inside]] = True
+    row, following = turns.row[chosen], turns.role[chosen + 1]
+    return silent[row] & several[row] & np.isin(following, (Role.SYSTEM, Role.USER))
 
 
 def _ends_otherwise(view: View, end: np.ndarray) -> np.ndarray:
