@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -68,7 +69,7 @@ class Ground:
         counts = np.array([len(each) for each in spans])
         people, before = People.of(renders)
         edges, reply, part = _edges(renders, offsets, before)
-        first, _, places, sources, origins, fields, _ = zip(*(span for each in spans for span in each))
+        first, _, places, sources, origins, fields, _ = zip(*chain.from_iterable(spans))
         span_starts = np.array(first, np.int64) + np.repeat(offsets, counts)
         inner = [_block_edges(render) + offset for render, offset in zip(renders, offsets) if render.names_blocks]
         starts = _merged(span_starts, edges[~np.isin(edges, offsets + sizes - 1)], *inner)

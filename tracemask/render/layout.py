@@ -72,7 +72,8 @@ class Layout:
                 extent = extents[source]
                 extent.characters[origin] = extent.characters.get(origin, 0) + end - start
                 if origin is calls:
-                    extent.calls[path[1:4]] = extent.calls.get(path[1:4], 0) + end - start
+                    part = path[1:4]
+                    extent.calls[part] = extent.calls.get(part, 0) + end - start
                 if message == source or message == -1:
                     if extent.own_first < 0:
                         extent.own_first = start

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from tracemask.core.vocab import Author, Role
 from tracemask.trace.model import Block, Message, Text, ToolResult
@@ -19,7 +19,7 @@ class Speaker:
     index: int
     role: Role
     author: Author
-    blocks: list[tuple[int, Author]] = field(default_factory=list)
+    blocks: Sequence[tuple[int, Author]] = ()
 
     @classmethod
     def of(cls, message: Message, index: int) -> Speaker:
