@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from operator import attrgetter
 from typing import cast
 
 import numpy as np
@@ -44,18 +42,13 @@ class Turn:
 
 @dataclass
 class BasePlan:
-    """A render that rows will be cut from: regions of all its replies, and which replies stand in it as sampled."""
+    """A render that rows will be cut from: regions of its replies in order; which of them stand in it as sampled."""
 
     layout: Layout
-    regions: list[Region]
+    regions: dict[int, Region]
     verbatim: frozenset[int]
     pieces: Pieces = field(default_factory=Pieces)
     built: Base | None = None
-
-    def region(self, k: int) -> Region | None:
-        """The region of reply k; they stand in order."""
-        at = bisect_left(self.regions, k, key=attrgetter("message"))
-        return self.regions[at] if at < len(self.regions) and self.regions[at].message == k else None
 
 
 @dataclass
@@ -76,7 +69,8 @@ class BranchPlan:
         replies = self._replies
         for plan in self.bases.values():
             verbatim = {k: replies[k] for k in sorted(plan.verbatim)}
-            plan.pieces = pieces_of(plan.layout, plan.regions, self.modes, self.context_mode, encoder, verbatim)
+            regions = plan.regions.values()
+            plan.pieces = pieces_of(plan.layout, regions, self.modes, self.context_mode, encoder, verbatim)
         for turn in self.turns:
             if turn.reply is not None:
                 self.spoken(turn, encoder)
@@ -97,7 +91,7 @@ class BranchPlan:
     def planned(self, plan: BasePlan) -> Planned:
         """What a base is built from."""
         replies = self._replies
-        render = Labelled(plan.layout, self.speakers, plan.regions)
+        render = Labelled(plan.layout, self.speakers, [*plan.regions.values()])
         return Planned(render, plan.pieces, {k: replies[k] for k in sorted(plan.verbatim)})
 
     @cached_property
@@ -162,7 +156,7 @@ class Planner:
     def _turn(self, reading: Reading, k: int, bases: Mapping[int, BasePlan],
               replies: Mapping[int, Reply | None]) -> Turn | None:  # fmt: skip
         end = reading.chosen[k]
-        region = bases[end].region(k)
+        region = bases[end].regions.get(k)
         if region is None:
             reading.report_lost(k, [Origin.CONTENT])
             return None
@@ -180,7 +174,7 @@ class Planner:
 
     def _base(self, reading: Reading, end: int, replies: Mapping[int, Reply | None]) -> BasePlan:
         layout = reading.layout(end)
-        regions: list[Region] = []
+        regions: dict[int, Region] = {}
         verbatim: set[int] = set()
         at = 0
         for k in range(end if end >= 0 else -end):
@@ -198,9 +192,9 @@ class Planner:
                 region, said = self._matched(layout, region, reply)
                 if said:
                     verbatim.add(k)
-            regions.append(region)
+            regions[k] = region
             at = region.end
-        prefilled = [mark for region in regions for mark in region.prefill_marks]
+        prefilled = [mark for region in regions.values() for mark in region.prefill_marks]
         return BasePlan(layout.marked(prefilled) if prefilled else layout, regions, frozenset(verbatim))
 
     def _matched(self, layout: Layout, region: Region, reply: Reply) -> tuple[Region, bool]:

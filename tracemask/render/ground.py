@@ -89,7 +89,7 @@ class Ground:
             fields=fields,
             place=np.where(place != nobody, place, source),
             source=source,
-            origin=np.array(origins, np.int64)[at],
+            origin=_codes(origins)[at],
             reply=reply[slot],
             part=part[slot],
         )
@@ -120,8 +120,8 @@ class People:
         counts = np.array([len(render.speakers) for render in renders], np.int64)
         everyone = [speaker for render in renders for speaker in render.speakers]
         people = cls(
-            np.array([*(speaker.author for speaker in everyone), Author.RENDERER], np.int64),
-            np.array([*(speaker.role for speaker in everyone), Role.NONE], np.int64),
+            _codes([*(speaker.author for speaker in everyone), Author.RENDERER]),
+            _codes([*(speaker.role for speaker in everyone), Role.NONE]),
             np.array([*(speaker.index for speaker in everyone), -1], np.int64),
         )
         return people, np.cumsum(counts) - counts
@@ -173,6 +173,11 @@ def _block_edges(render: Labelled) -> np.ndarray:
                 edges.append(span.start + at - taken[span.source])
         taken[span.source] += span.end - span.start
     return np.array(edges, np.int64)
+
+
+def _codes(members: Sequence[int]) -> np.ndarray:
+    """uint8 of the codes of core/vocab."""
+    return np.frombuffer(bytes(members), np.uint8)
 
 
 def _shifted(column: Sequence[int], shift: np.ndarray, nobody: int) -> np.ndarray:

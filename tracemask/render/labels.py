@@ -80,10 +80,10 @@ def label(renders: Sequence[Labelled]) -> Sheet:
     _name_block_authors(ground, body & (~inside | own), author)
     labels = Labels(
         ground.starts,
-        author.astype(np.uint8),
-        role.astype(np.uint8),
-        part.astype(np.uint8),
-        ground.origin.astype(np.uint8),
+        author.astype(np.uint8, copy=False),
+        role.astype(np.uint8, copy=False),
+        part.astype(np.uint8, copy=False),
+        ground.origin,
         message.astype(np.int32),
     )
     return Sheet(labels, ground.offsets, ground.rows)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -141,7 +142,7 @@ class Pieces:
 new_run = tuple.__new__
 
 
-def pieces_of(layout: Layout, regions: Sequence[Region], modes: Sequence[Mode], context: Mode, encoder: Encoder,
+def pieces_of(layout: Layout, regions: Iterable[Region], modes: Sequence[Mode], context: Mode, encoder: Encoder,
               verbatim: Mapping[int, Reply] = MappingProxyType({})) -> Pieces:  # fmt: skip
     """A render in pieces, cut at the edges of its regions; `verbatim` replies stand with the engine's ids."""
     out = Pieces()
@@ -172,14 +173,14 @@ def build_bases(planned: Sequence[Planned]) -> list[Base]:
     """The streams of renders, which share arrays; `verbatim` replies stand with the ids that the engine returned."""
     sheet = label([plan.render for plan in planned])
     counts_of = [len(plan.pieces.items) for plan in planned]
-    items = [item for plan in planned for item in plan.pieces.items]
+    items = list(chain.from_iterable([plan.pieces.items for plan in planned]))
     ids = [item.ids for item in items]
     counts = np.fromiter(map(len, ids), np.int64, len(ids))
-    places = np.array([place for plan in planned for place in plan.pieces.places], np.int64)
+    places = np.fromiter(chain.from_iterable([plan.pieces.places for plan in planned]), np.int64, len(items))
     places += np.repeat(sheet.offsets, counts_of)
     characters = concatenated([item.starts for item in items], np.int64) + np.repeat(places, counts)
     at = sheet.labels.rows_of(characters)
-    turns = np.array([turn for plan in planned for turn in plan.pieces.turns], np.int32)
+    turns = np.fromiter(chain.from_iterable([plan.pieces.turns for plan in planned]), np.int32, len(items))
     stream = _laid(concatenated(ids, np.int32), at, sheet.labels, np.repeat(turns, counts))
     end = int(sheet.offsets[-1]) + len(planned[-1].render.layout.text)
     stream.straddles = _straddling(characters, at, sheet.labels, end)
@@ -205,9 +206,12 @@ def _suspicious(pieces: Pieces) -> list[tuple[int, Run]]:
 
 
 def _straddling(characters: np.ndarray, at: np.ndarray, labels: Labels, size: int) -> np.ndarray:
-    """Which tokens hold characters of more than one author."""
-    last = np.maximum(np.append(characters[1:], size) - 1, characters)
-    return labels.author[labels.rows_of(last)] != labels.author[at]
+    """Which tokens hold characters of more than one author: the last of a stretch of labels may."""
+    straddles = np.zeros(len(at), bool)
+    ends = np.flatnonzero(np.append(at[1:] != at[:-1], True)) if len(at) else at
+    last = np.maximum(np.append(characters[1:], size)[ends] - 1, characters[ends])
+    straddles[ends] = labels.author[labels.rows_at(last)] != labels.author[at[ends]]
+    return straddles
 
 
 def _bounds(turns: np.ndarray, regions: Sequence[Region], characters: np.ndarray,

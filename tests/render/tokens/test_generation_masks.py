@@ -57,7 +57,7 @@ def differences(name: str, source: str) -> Counter[tuple[str, str, str]]:
         except RenderError:
             continue
         base = plan.bases[len(messages)]
-        ours = {at for region in base.regions for at in range(region.start, region.end)}
+        ours = {at for region in base.regions.values() for at in range(region.start, region.end)}
         theirs = {at for start, end in base.layout.rendered.generation for at in range(start, end)}
         for who, more in (("ours", ours - theirs), ("theirs", theirs - ours)):
             for start, end in stretches(more):
