@@ -125,6 +125,7 @@ def test_a_sync_that_begins_at_the_end_is_waited_for(tmp_path: Path, monkeypatch
             raise OSError(errno.EIO, os.strerror(errno.EIO))
         real_sync(handle)
 
+    monkeypatch.setattr("tracemask.store.sink._SYNCED", 16 << 20)
     monkeypatch.setattr(LocalSink, "_write", slow)
     monkeypatch.setattr(os, "fsync", fail_beside)
     sink = LocalSink(tmp_path, "x")
@@ -138,36 +139,57 @@ def test_a_sync_that_begins_at_the_end_is_waited_for(tmp_path: Path, monkeypatch
     assert not any(thread.name == "tracemask-behind" for thread in threading.enumerate())
 
 
-def test_work_behind_keeps_its_order_and_its_bound() -> None:
+def test_memory_that_was_written_may_be_used_again_at_once(tmp_path: Path) -> None:
+    sink, memory, expected = LocalSink(tmp_path, "x"), bytearray(700_000), hashlib.sha256()
+    for k in range(60):
+        memory[:] = bytes([k]) * len(memory)
+        expected.update(memory)
+        sink.write(memory)
+    assert sink.commit()[1] == expected.hexdigest()
+
+
+def test_memory_stays_bounded_however_slow_the_disk_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    go, real = threading.Event(), LocalSink._write
+    monkeypatch.setattr(LocalSink, "_write", lambda self, view: (go.wait(), real(self, view))[1])
+    sink, written = LocalSink(tmp_path, "x"), 0
+
+    def write() -> None:
+        nonlocal written
+        for _ in range(40):
+            written += sink.write(bytes(1 << 20))
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    writer.join(0.3)
+    assert writer.is_alive()
+    assert written <= 8 << 20
+    go.set()
+    writer.join()
+    assert sink.commit()[0] == 40 << 20
+
+
+def test_work_behind_is_in_order_and_what_follows_is_done_after_an_error_too() -> None:
     seen: list[int] = []
-    waiting = threading.Event()
+    followed: list[int] = []
 
     def work(piece: int) -> None:
-        waiting.wait()
+        if piece == 5:
+            raise ValueError("five")
         seen.append(piece)
 
-    behind = Behind(work, backlog=2)
-    given: list[int] = []
-
-    def give() -> None:
+    behind = Behind(work, then=followed.append)
+    with pytest.raises(ValueError, match="five"):
         for k in range(8):
             behind.give(k)
-            given.append(k)
-
-    giver = threading.Thread(target=give)
-    giver.start()
-    time.sleep(0.05)
-    assert len(given) <= 3  # two wait, one is worked on
-    waiting.set()
-    giver.join()
-    behind.settle()
+        behind.settle()
     behind.close()
-    assert seen == list(range(8))
+    assert seen == list(range(5))
+    assert followed[:6] == list(range(6))
 
 
 def test_waiting_for_work_behind_never_misses_its_end() -> None:
     done: list[int] = []
-    behind = Behind(done.append, backlog=1)
+    behind = Behind(done.append)
     for k in range(3000):
         behind.give(k)
         if k % 3 == 0:

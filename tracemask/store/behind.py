@@ -11,14 +11,14 @@ T = TypeVar("T")
 
 
 class Behind(Generic[T]):
-    """Calls `work` on each piece given, one after the other, at most `backlog` pieces behind the caller; None: any.
+    """Calls `work` on each piece given, one after the other; then `then`, whether or not the work was done.
 
-    Reading, hashing, writing and syncing release the interpreter, so they run while the next piece is made. What `work`
-    raises stops it for good, and is raised by the next `give` or `settle`. One thread at a time may give or settle.
+    Hashing, writing and syncing release the interpreter, so they run while the next piece is made. What `work` raises
+    stops it for good, and is raised by the next `give` or `settle`. One thread at a time may give or settle.
     """
 
-    def __init__(self, work: Callable[[T], object], *, backlog: int | None = 16) -> None:
-        self._work, self._backlog = work, backlog
+    def __init__(self, work: Callable[[T], object], *, then: Callable[[T], object] | None = None) -> None:
+        self._work, self._then = work, then
         self._pieces: SimpleQueue[tuple[T] | None] = SimpleQueue()
         self._given = self._done = 0
         self._goal: int | None = None  # how much of it the caller waits for
@@ -29,37 +29,33 @@ class Behind(Generic[T]):
 
     def _run(self) -> None:
         while (piece := self._pieces.get()) is not None:
-            if self._error is None:
-                try:
+            try:
+                if self._error is None:
                     self._work(piece[0])
-                except BaseException as error:
-                    self._error = error
+            except BaseException as error:
+                self._error = error
+            if self._then is not None:
+                self._then(piece[0])
             del piece
             self._done += 1
             if self._goal is not None and self._done >= self._goal:
                 self._reached.set()
 
     def give(self, piece: T) -> None:
-        """Takes a piece; its memory must stay as it is until it is settled."""
-        if self._backlog is not None:
-            self._wait(self._given - self._backlog)
+        """Takes a piece; its memory must stay as it is until its work is done."""
         self._raise()
         self._given += 1
         self._pieces.put((piece,))
 
     def settle(self) -> None:
         """Waits until all that was given is done."""
-        self._wait(self._given)
+        if self._done < self._given:
+            self._reached.clear()
+            self._goal = self._given
+            if self._done < self._goal:  # else it got there before it could see the goal
+                self._reached.wait()
+            self._goal = None
         self._raise()
-
-    def _wait(self, goal: int) -> None:
-        if self._done >= goal:
-            return
-        self._reached.clear()
-        self._goal = goal
-        if self._done < goal:  # else it got there before it could see the goal
-            self._reached.wait()
-        self._goal = None
 
     @property
     def idle(self) -> bool:

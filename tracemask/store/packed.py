@@ -48,16 +48,15 @@ class PackedFile:
             node, buffer = node + nodes, buffer + buffers
         end = len(data) - _TAIL
         footer = end - _INT.unpack_from(data, end)[0]
-        blocks = _target(data, _field(data, _target(data, footer), _FOOTER_BATCHES))
-        count = _INT.unpack_from(data, blocks)[0]
-        self._blocks = list(_BLOCK.iter_unpack(data[blocks + 4 : blocks + 4 + count * _BLOCK.size]))
+        self._blocks = _target(data, _field(data, _target(data, footer), _FOOTER_BATCHES))
+        self._count: int = _INT.unpack_from(data, self._blocks)[0]
 
     def __len__(self) -> int:
-        return len(self._blocks)
+        return self._count
 
     def batch(self, k: int) -> PackedBatch:
         """Record batch `k`; nothing is unpacked yet."""
-        start, tables, _ = self._blocks[k]
+        start, tables, _ = _BLOCK.unpack_from(self.data, self._blocks + 4 + _BLOCK.size * k)
         return PackedBatch(self, start + 8, start + tables)  # 8: a marker and the length of the tables
 
 

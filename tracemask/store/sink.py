@@ -18,7 +18,7 @@ from tracemask.store.behind import Behind
 
 TEMPORARY = ".tmp-"  # then the final name, a process and a number
 _BLOCK, _BLOCKS = 1 << 20, 8  # bytes that are written and hashed at once, and how many such are used in turn
-_SYNCED = 16 << 20  # bytes that the disk may be behind while more are made
+_SYNCED = 4 << 20  # bytes that the disk may be behind while more are made
 _serial = itertools.count()
 
 
@@ -26,16 +26,12 @@ class Sink(Protocol):
     """Bytes on their way to a name: nothing is visible before `commit`, nothing remains after `abort`."""
 
     def write(self, *pieces: Any) -> int:
-        """Takes contiguous memory, whose content must stay as it is until `commit`; returns how many bytes."""
+        """Takes contiguous pieces of memory, one after the other; returns how many bytes."""
         ...
 
     @property
     def size(self) -> int:
         """Bytes written so far."""
-        ...
-
-    def flush(self) -> None:
-        """Starts on what was gathered, without waiting, where that makes `commit` sooner done."""
         ...
 
     def commit(self) -> tuple[int, str]:
@@ -66,75 +62,60 @@ def write_errors(where: str) -> Iterator[None]:
 class LocalSink:
     """A temporary file beside its final name.
 
-    Three threads beside the caller's: one gathers pieces into blocks and writes them, one hashes the blocks, and one
-    brings to the disk what was written while more is made. A file that is small needs none of them. Blocks are few and
-    used in turn, so that what is copied is written and hashed while a core's cache still holds it; and large, so that
-    threads seldom wait for their turn at the interpreter.
+    Pieces are gathered into blocks. Three threads beside the caller's write the blocks, hash them and, while more is
+    made, bring to the disk what was written; a file that is small needs none of them. Blocks are few and used in turn,
+    so that they are written and hashed while the cores' cache still holds them; and large, so that the threads seldom
+    wait for their turn at the interpreter.
     """
 
     def __init__(self, root: Path, name: str) -> None:
         self._target = root / name
         self._temporary = root / f"{TEMPORARY}{name}.{os.getpid()}.{next(_serial)}"
         self._hash = hashlib.sha256()
-        self._pieces: list[Any] = []
-        self._held = 0  # their bytes
+        self._block = memoryview(bytearray())
+        self._filled = self._blocks = 0
         self._free: SimpleQueue[memoryview] = SimpleQueue()
-        self._block: memoryview | None = None
-        self._filled = 0  # bytes of the block
         self._hashing: Behind[memoryview] | None = None
-        self._writing: Behind[list[Any]] | None = None
+        self._writing: Behind[memoryview] | None = None
         self._syncing: Behind[None] | None = None
         self._unsynced = self.size = 0
         with write_errors(str(self._target)):
             self._file: IO[bytes] = self._temporary.open("wb", buffering=0)
 
     def write(self, *pieces: Any) -> int:
-        size = sum([memoryview(piece).nbytes for piece in pieces])
-        self._pieces += pieces
-        self._held += size
-        self.size += size
-        if self._held >= _BLOCK:
-            self._hand_over()
-        return size
-
-    def flush(self) -> None:
-        if self._writing is not None:  # else all of it is small
-            self._hand_over()
-
-    def _hand_over(self) -> None:
-        if self._writing is None:
-            for _ in range(_BLOCKS):
-                self._free.put(memoryview(bytearray(_BLOCK)))
-            self._hashing, self._writing = Behind(self._digest), Behind(self._gather)
-        pieces, self._pieces, self._held = self._pieces, [], 0
-        with write_errors(str(self._target)):
-            self._writing.give(pieces)
-
-    def _gather(self, pieces: list[Any]) -> None:
+        before = self.size
         for piece in pieces:
             view = memoryview(piece)
-            view = view.cast("B") if view.nbytes else view[:0]
-            while len(view):
-                if self._block is None:
-                    self._block, self._filled = self._free.get(), 0
-                n = min(len(view), _BLOCK - self._filled)
-                self._block[self._filled : self._filled + n] = view[:n]
-                self._filled += n
-                view = view[n:]
-                if self._filled == _BLOCK:
-                    self._send()
+            if not view.nbytes:
+                continue
+            view = view.cast("B")
+            self.size += len(view)
+            while len(view) > (room := len(self._block) - self._filled):
+                self._block[self._filled :] = view[:room]
+                self._filled, view = len(self._block), view[room:]
+                self._next_block()
+            end = self._filled + len(view)
+            self._block[self._filled : end] = view
+            self._filled = end
+        return self.size - before
 
-    def _send(self) -> None:
-        """The block as far as it is filled goes to the hash and to the file."""
-        block, self._block = self._block, None
-        if block is not None and self._hashing is not None:
-            block = block[: self._filled]
-            self._hashing.give(block)
-            self._write(block)
+    def _next_block(self) -> None:
+        """Gives the full block away and takes a free one; waits for one where as many as may be are in use."""
+        if self._filled:
+            self._hand_over(self._block)
+        if self._free.empty() and self._blocks < _BLOCKS:
+            self._blocks += 1
+            self._block = memoryview(bytearray(_BLOCK))
+        else:
+            self._block = self._free.get()
+        self._filled = 0
 
-    def _digest(self, block: memoryview) -> None:
-        self._hash.update(block)
-        self._free.put(block)
+    def _hand_over(self, block: memoryview) -> None:
+        if self._writing is None:
+            self._hashing = Behind(self._hash.update, then=self._free.put)
+            self._writing = Behind(self._write, then=self._hashing.give)
+        with write_errors(str(self._target)):
+            self._writing.give(block)
 
     def _write(self, view: memoryview) -> None:
         done = 0
@@ -149,14 +130,13 @@ class LocalSink:
 
     def commit(self) -> tuple[int, str]:
         with write_errors(str(self._target)):
+            rest = self._block[: self._filled]
             if self._writing is None:
-                whole = b"".join(self._pieces)
-                self._hash.update(whole)
-                self._write(memoryview(whole))
+                self._hash.update(rest)
+                self._write(rest)
             else:
-                self._hand_over()
+                self._hand_over(rest)
                 self._writing.settle()
-                self._send()
             if self._syncing is not None:  # begun by the writing: looked for when that is done
                 self._syncing.settle()  # the system tells an error of a sync once, and not to the next
             os.fsync(self._file.fileno())
@@ -207,9 +187,6 @@ class ObjectSink:
     @property
     def size(self) -> int:
         return len(self._bytes)
-
-    def flush(self) -> None:
-        """One put takes everything."""
 
     def commit(self) -> tuple[int, str]:
         data = bytes(self._bytes)
