@@ -109,14 +109,17 @@ def test_a_call_without_a_reward_leaves_its_row_out_and_is_never_paid_zero() -> 
     assert np.isnan(token_advantage(Recipe.load(recipe), row, float("nan"))).all()
 
 
-def test_one_advantage_a_sample_is_the_calls_if_they_agree_else_the_rollout_s_where_none_says_so() -> None:
-    def exported(*replies: dict[str, Any]) -> float:
+def test_the_advantage_of_a_token_is_its_calls_or_the_rollout_s_where_no_call_has_one() -> None:
+    def exported(*replies: dict[str, Any]) -> set[float]:
         for each in replies:
             each["logprobs"] = [-0.5] * len(each["token_ids"])
         row = row_of(*replies, advantage=2.0)
-        return prime_rl(row, InLoss(row["sampled"]))["advantage"]
+        found = prime_rl(row, InLoss(row["sampled"]))["advantages"]
+        assert not found[~row["sampled"]].any()
+        return set(found[row["sampled"]].tolist())
 
-    assert exported(reply("red", advantage=0.5), reply("sea", advantage=0.5)) == 0.5
-    assert exported(reply("red", advantage=float("nan")), reply("sea")) == 2.0
-    with pytest.raises(StoreError, match="differs from token to token"):
+    assert exported(reply("red", advantage=0.5), reply("sea", advantage=0.5)) == {0.5}
+    assert exported(reply("red", advantage=0.5), reply("sea", advantage=-1.0)) == {0.5, -1.0}
+    assert exported(reply("red", advantage=float("nan")), reply("sea")) == {2.0}
+    with pytest.raises(StoreError, match="without an advantage, others have one"):
         exported(reply("red", advantage=0.5), reply("sea"))
