@@ -162,7 +162,7 @@ def test_memory_stays_bounded_however_slow_the_disk_is(tmp_path: Path, monkeypat
     writer.start()
     writer.join(0.3)
     assert writer.is_alive()
-    assert written <= 8 << 20
+    assert written <= 16 << 20
     go.set()
     writer.join()
     assert sink.commit()[0] == 40 << 20

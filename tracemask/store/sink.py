@@ -13,11 +13,13 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import IO, Any, Protocol
 
+import numpy as np
+
 from tracemask.core.errors import StoreError, UsageError
 from tracemask.store.behind import Behind
 
 TEMPORARY = ".tmp-"  # then the final name, a process and a number
-_BLOCK, _BLOCKS = 1 << 20, 8  # bytes that are written and hashed at once, and how many such are used in turn
+_BLOCK, _BLOCKS = 1 << 21, 8  # bytes that are written and hashed at once, and how many such are used in turn
 _SYNCED = 4 << 20  # bytes that the disk may be behind while more are made
 _serial = itertools.count()
 
@@ -73,7 +75,7 @@ class LocalSink:
         self._temporary = root / f"{TEMPORARY}{name}.{os.getpid()}.{next(_serial)}"
         self._hash = hashlib.sha256()
         self._block = memoryview(bytearray())
-        self._filled = self._blocks = 0
+        self._filled = 0  # bytes of the block
         self._free: SimpleQueue[memoryview] = SimpleQueue()
         self._hashing: Behind[memoryview] | None = None
         self._writing: Behind[memoryview] | None = None
@@ -100,18 +102,21 @@ class LocalSink:
         return self.size - before
 
     def _next_block(self) -> None:
-        """Gives the full block away and takes a free one; waits for one where as many as may be are in use."""
+        """Gives the full block away and takes a free one; waits for one where all are in use."""
         if self._filled:
             self._hand_over(self._block)
-        if self._free.empty() and self._blocks < _BLOCKS:
-            self._blocks += 1
-            self._block = memoryview(bytearray(_BLOCK))
         else:
-            self._block = self._free.get()
-        self._filled = 0
+            self._add_blocks(1)
+        self._block, self._filled = self._free.get(), 0
+
+    def _add_blocks(self, number: int) -> None:
+        memory = np.empty(number * _BLOCK, np.uint8).data
+        for start in range(0, len(memory), _BLOCK):
+            self._free.put(memory[start : start + _BLOCK])
 
     def _hand_over(self, block: memoryview) -> None:
         if self._writing is None:
+            self._add_blocks(_BLOCKS - 1)  # at once: large memory has large pages
             self._hashing = Behind(self._hash.update, then=self._free.put)
             self._writing = Behind(self._write, then=self._hashing.give)
         with write_errors(str(self._target)):
