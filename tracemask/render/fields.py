@@ -138,7 +138,7 @@ def wrap_tagged(value: Any, tag: Tag) -> Any:
         source, origin, path, _ = tag
         items = Items(
             [
-                wrap_tagged(item, new_tag(Tag, (source, origin, (*path, index), False)))
+                wrap_tagged(item, new_tag(Tag, (source, origin, path + (index,), False)))
                 for index, item in enumerate(value)
             ]
         )
@@ -166,7 +166,7 @@ def wrapped_dict(value: dict[Any, Any], tag: Tag) -> Record:
     record = Record()
     record._tag, record._message, record._raw = tag, -1, value
     for key, item in value.items():
-        inner = new_tag(Tag, (source, origin, (*path, key), False))
+        inner = new_tag(Tag, (source, origin, path + (key,), False))
         if type(key) is str:
             name = new_text(Text, key)
             name._runs = ((len(key), inner),)

@@ -89,6 +89,10 @@ class Layout:
         made.mark_starts = [mark.start for mark in made.marks]
         return made
 
+    def marks_within(self, start: int, end: int) -> list[Mark]:
+        """The control tokens that begin in characters [start, end)."""
+        return self.marks[bisect_left(self.mark_starts, start) : bisect_left(self.mark_starts, end)]
+
     def block_end(self, message: int) -> int:
         """Where the next message's block begins, or the end of the text."""
         at = bisect_left(self._firsts, self.extents[message].last)

@@ -271,7 +271,7 @@ class _Trace:
             origin=stream.origin.astype(np.uint8, copy=False),
             message=stream.message.astype(np.int32, copy=False),
             sampled=sampled,
-            logprob=np.where(sampled, stream.logprob, np.float32(np.nan)).astype(np.float32),
+            logprob=np.where(sampled, stream.logprob, np.float32(np.nan)),
             fidelity=min(row.fidelities, default=Fidelity.MESSAGES),
             approximate=row.approximate,
             truncated=row.truncated or bool(self.trace.truncated and not self.whole and row is self.stitcher.rows[-1]),

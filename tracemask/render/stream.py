@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
@@ -116,13 +115,10 @@ class Pieces:
     def add_text(self, turn: int, layout: Layout, start: int, end: int, mode: Mode, encoder: Encoder) -> None:
         """Characters [start, end) as runs between the template's control tokens, and those tokens."""
         at = start
-        marks, text, want, controls = layout.marks, layout.text, encoder.want, encoder.controls
+        marks, text, want, controls = layout.marks_within(start, end), layout.text, encoder.want, encoder.controls
         turns, places, items = self.turns, self.places, self.items
         before = len(items)
-        for index in range(bisect_left(layout.mark_starts, start), len(marks)):
-            first, last, token = marks[index]
-            if first >= end:
-                break
+        for first, last, token in marks:
             if first > at:
                 places.append(at)
                 items.append(want(new_run(Run, (text[at:first], mode, at > 0))))

@@ -59,7 +59,6 @@ class Turns:
         literal_end = extent.own_first if extent.own_first >= prompt_end else extent.last
         start, repeated = self._inserted(conversation, layout.text, prompt_end, literal_end)
         stop, end, stop_id = self._end(layout, k, start, cut_short, prompt.tail)
-        first, last = bisect_left(layout.mark_starts, start), bisect_left(layout.mark_starts, stop)
         region = Region(
             message=k,
             prompt_end=prompt_end,
@@ -68,7 +67,7 @@ class Turns:
             end=end,
             approximate=repeated or not (fits or (prompt.exact and k + 1 < len(layout.extents))),
             opened=prompt.opened if fits else None,
-            stopped_early=first < last and any(mark.id in self.stops for mark in layout.marks[first:last]),
+            stopped_early=not self.stops.isdisjoint([mark.id for mark in layout.marks_within(start, stop)]),
             stop_id=stop_id,
             prompted=fits,
             **self._prefill(layout, extent.own_first, prompt_end),
