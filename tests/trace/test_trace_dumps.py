@@ -221,3 +221,67 @@ def test_tau2_a_bad_simulation_costs_the_others_nothing_and_sound_is_no_text(tmp
     assert isinstance(trace.messages[1].blocks[0], Media)
     assert trace.messages[1].text() == ""
     assert [error.where for error in found.skipped] == ["results.json:1:simulations[0].messages"]
+
+
+VERL_TEXT = {"input": "q", "output": "a", "gts": "a", "score": 1.0, "step": 3}
+
+
+def test_verl_later_dumps_name_group_session_and_output_in_one_word(tmp_path: Path) -> None:
+    uids = ["6f0c-11_0_0", "6f0c-11_0_1", "6f0c-11_1_0", "task_a", "task_1"]
+    found = list(reading(tmp_path, "verl", *(VERL_TEXT | {"uid": uid} for uid in uids)))
+    assert [trace.group_id for trace in found] == ["6f0c-11", "6f0c-11", "6f0c-11", "task_a", "task_1"]
+    assert [trace.attempt for trace in found] == [0, 0, 1, None, None]
+    assert [trace.id for trace in found][:3] == uids[:3]
+
+
+def test_verl_what_its_reward_managers_say_is_known_and_other_words_are_counted(tmp_path: Path) -> None:
+    words = {"reward": 1.0, "acc": True, "pred": "4", "overlong": False, "overlong_reward": 0.0}
+    found = reading(tmp_path, "verl", VERL_TEXT | words | {"elegance": 0.5})
+    (trace,) = found
+    assert dict(found.unknown_fields) == {"elegance": 1}
+    assert trace.extra["elegance"] == 0.5
+
+
+def test_slime_a_conversation_beside_its_rendered_text_is_the_prompt(tmp_path: Path) -> None:
+    said = [{"role": "system", "content": "s"}, {"role": "user", "content": "q"}]
+    trace = one(tmp_path, "slime", SLIME | {"prompt": "<s>q", "raw_prompt": said})
+    assert [message.role for message in trace.messages] == ["system", "user", "assistant"]
+    assert trace.extra["prompt"] == "<s>q"
+
+
+def test_skyrl_metrics_of_environments_stand_with_their_rollout(tmp_path: Path) -> None:
+    row = {
+        "prompt_token_ids": [[1], [1]],
+        "response_ids": [[2], [3]],
+        "loss_masks": [[1], [1]],
+        "env_metrics": [{"steps": 1}, {"steps": 2}],
+    }
+    found = reading(tmp_path, "skyrl", row)
+    assert [trace.extra["env_metrics"] for trace in found] == [{"steps": 1}, {"steps": 2}]
+    assert dict(found.unknown_fields) == {}
+
+
+RUN = {
+    "id": "s-1",
+    "task_id": "7",
+    "trial": 2,
+    "reward_info": {"reward": 1.0},
+    "messages": [{"role": "assistant", "content": "Hi."}, {"role": "user", "content": "Help."}],
+}
+
+
+def test_tau2_a_file_of_one_simulation_is_read(tmp_path: Path) -> None:
+    (tmp_path / "s-1.json").write_text(json.dumps(RUN | {"termination_reason": "user_stop", "hallucination_check": {}}))
+    found = read_traces(tmp_path / "s-1.json")
+    (trace,) = found
+    assert (found.format, trace.id, trace.group_id, trace.attempt, trace.reward) == ("tau2", "s-1", "7", 2, 1.0)
+    assert dict(found.unknown_fields) == {}
+
+
+def test_tau2_a_run_that_broke_says_so_and_a_full_context_is_a_limit(tmp_path: Path) -> None:
+    reasons = ["infrastructure_error", "context_window_exceeded", "user_stop"]
+    document = {"info": {}, "tasks": [], "simulations": [RUN | {"termination_reason": reason} for reason in reasons]}
+    (tmp_path / "results.json").write_text(json.dumps(document))
+    found = list(read_traces(tmp_path / "results.json"))
+    assert [trace.errors for trace in found] == [["infrastructure_error"], [], []]
+    assert [trace.truncated for trace in found] == [None, True, None]

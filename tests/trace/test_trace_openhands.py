@@ -10,7 +10,7 @@ import pytest
 
 from tracemask.core.vocab import Fidelity
 from tracemask.trace import Reading, Trace, read_traces
-from tracemask.trace.model import Media, Reasoning, ToolCall, ToolResult
+from tracemask.trace.model import Media, Reasoning, Text, ToolCall, ToolResult
 
 USER = {
     "kind": "MessageEvent",
@@ -227,3 +227,104 @@ def test_the_older_app_gives_the_engines_ids_where_it_asked_for_them(tmp_path: P
     assert (sampled.prompt_ids, sampled.token_ids, sampled.logprobs) == ([1, 2], [7, 8], [-0.5, -0.25])
     assert found.truncated is True
     assert isinstance(found.messages[0].blocks[1], Media)
+
+
+def test_events_of_a_conversation_that_was_gone_back_in_are_branches(tmp_path: Path) -> None:
+    state = {"kind": "ConversationStateUpdateEvent", "source": "environment", "key": "k", "value": 1}
+    said = {"kind": "MessageEvent", "source": "agent", "llm_message": {"role": "assistant", "content": "Done."}}
+    again = {**USER, "llm_message": {"role": "user", "content": "Anew."}}
+    found = reading(
+        tmp_path,
+        USER,
+        action("k1", "r1", parent_id="e0"),
+        state | {"parent_id": "e1"},
+        observed("k1") | {"parent_id": "e1"},  # state updates are no part of the tree
+        said | {"parent_id": "e3"},
+        action("k2", "r2", parent_id="e0"),  # back to the first message
+        observed("k2") | {"parent_id": "e5"},
+        again | {"parent_id": "__root__"},
+        said | {"parent_id": "e7"},
+    )
+    (one,) = found
+    assert found.skipped == []
+    assert dict(found.unknown_fields) == {"key": 1, "value": 1}
+    assert [[message.id for message in path] for path in one.branches()] == [
+        ["e0", "e1", "e3", "e4"],
+        ["e0", "e5", "e6"],
+        ["e7", "e8"],
+    ]
+    assert [(edge.kind, edge.at, edge.to) for edge in one.edges] == [("rewrite", "e4", "e5"), ("rewrite", "e6", "e7")]
+
+
+def test_going_back_to_before_a_condensation_sees_what_it_forgot(tmp_path: Path) -> None:
+    forgets = {
+        "kind": "Condensation",
+        "source": "environment",
+        "forgotten_event_ids": ["e1", "e2"],
+        "summary": "Ropes.",
+    }
+    found = trace(
+        tmp_path,
+        USER,
+        action("k1", "r1", parent_id="e0"),
+        observed("k1") | {"parent_id": "e1"},
+        forgets | {"parent_id": "e2"},
+        action("k2", "r2", parent_id="e3"),
+        action("k3", "r3", parent_id="e2"),
+    )
+    assert [[message.id for message in path] for path in found.branches()] == [
+        ["e0", "e3", "e4"],
+        ["e0", "e1", "e2", "e5"],
+    ]
+    assert [edge.kind for edge in found.edges] == ["compaction", "rewrite"]
+
+
+def test_a_parent_that_is_no_event_is_refused_by_name(tmp_path: Path) -> None:
+    found = reading(tmp_path, USER, action("k1", "r1", parent_id="gone"))
+    assert list(found) == []
+    assert [(bad.code, bad.where.rpartition(":")[2]) for bad in found.skipped] == [("TM110", "parent_id")]
+
+
+METADATA = {
+    "exit_code": 2,
+    "pid": 7,
+    "working_dir": "/srv",
+    "py_interpreter_path": "/bin/python",
+    "prefix": "<",
+    "suffix": ">",
+}
+
+
+@pytest.mark.parametrize(
+    ("observation", "parts"),
+    [
+        (
+            {"metadata": METADATA},
+            ["<ropes>\n[Current working directory: /srv]\n[Python interpreter: /bin/python]"
+             "\n[Command finished with exit code 2]"],
+        ),
+        ({"metadata": {"exit_code": -1}}, ["ropes"]),
+        ({"metadata": {"exit_code": 0}, "is_error": True},
+         ["[An error occurred during execution.]\n", "ropes\n[Command finished with exit code 0]"]),
+        ({"kind": "FileEditorObservation", "is_error": True}, ["[An error occurred during execution.]\n", "ropes"]),
+        ({"kind": "TaskObservation", "task_id": "t", "subagent": "scout", "status": "done"},
+         ["Task ID: t\nSubagent: scout\nStatus: done", "ropes"]),
+    ],
+)  # fmt: skip
+def test_an_observation_says_what_its_tool_told_the_model(
+    observation: dict[str, Any], parts: list[str], tmp_path: Path
+) -> None:
+    found = reading(tmp_path, USER, action("k1", "r1"), observed("k1", **observation))
+    (one,) = found
+    result = one.messages[-1].blocks[0]
+    assert isinstance(result, ToolResult)
+    assert [block.text for block in result.content if isinstance(block, Text)] == parts
+    assert result.is_error is (observation.get("is_error") is True)
+    assert dict(found.unknown_fields) == {}
+
+
+def test_an_observation_that_the_model_saw_cut_is_noted(tmp_path: Path) -> None:
+    long = [{"type": "text", "text": "x" * 30_001}]
+    found = reading(tmp_path, USER, action("k1", "r1"), observed("k1", content=long, metadata={}))
+    list(found)
+    assert sum("saw cut" in note for note in found.notes) == 1

@@ -68,6 +68,62 @@ def test_codex_words_of_another_agent_are_seen_and_never_the_policys(tmp_path: P
     assert (one.messages[-1].author, one.messages[-1].text()) == ("model", "The horn is loud.")
 
 
+def of_kinds(text: str, *kinds: str) -> dict[str, Any]:
+    beside = {"turn_id": "t", "create_time": 1.5, "content_item_kinds": list(kinds)}
+    content = [{"type": "input_text", "text": text}]
+    return item(type="message", role="user", content=content, internal_chat_message_metadata_passthrough=beside)
+
+
+def test_codex_says_itself_which_words_in_the_user_slot_are_its_own(tmp_path: Path) -> None:
+    found = reading(
+        tmp_path,
+        "codex",
+        META,
+        of_kinds("Mind the tide.", "hooks.additional_context"),
+        of_kinds("# AGENTS.md instructions are wrong, mend them.", "user.text"),
+        of_kinds("Look.", "user.text", "user.image"),
+        of_kinds("<environment_context>", "unknown"),
+    )
+    (one,) = found
+    assert [message.author for message in one.messages[1:]] == ["harness", "taskset", "user", "harness"]
+    assert dict(found.unknown_fields) == {}
+
+
+def test_codex_metadata_of_an_item_does_not_reach_its_blocks(tmp_path: Path) -> None:
+    beside = {"internal_chat_message_metadata_passthrough": {"turn_id": "t", "cell_id": "c", "later": 1}}
+    found = reading(
+        tmp_path,
+        "codex",
+        item(type="function_call", call_id="c", name="search", arguments="{}", **beside),
+        item(type="function_call_output", call_id="c", output="x", **beside),
+    )
+    (one,) = found
+    call, result = one.messages[0].blocks[0], one.messages[1].blocks[0]
+    assert (call.model_extra, result.model_extra) == ({}, {})
+    assert sorted(found.unknown_fields.values()) == [1, 1]
+
+
+def test_codex_a_message_between_agents_is_text_and_added_tools_are_the_harness_s(tmp_path: Path) -> None:
+    parts = [{"type": "input_text", "text": "It rings."}, {"type": "encrypted_content", "encrypted_content": "gA"}]
+    found = reading(
+        tmp_path,
+        "codex",
+        META,
+        item(type="additional_tools", role="developer", tools=[{"type": "function", "name": "ring"}]),
+        item(type="agent_message", id="amsg_1", author="/lead/scout", recipient="/lead", content=parts),
+    )
+    (one,) = found
+    tools, words = one.messages[1:]
+    assert (tools.role, tools.author) == ("developer", "harness")
+    assert (words.role, words.author, words.text()) == ("user", "model", "It rings.")
+    assert dict(found.unknown_fields) == {}
+
+
+def test_codex_sessions_are_named_by_their_session_id_too(tmp_path: Path) -> None:
+    meta = {"type": "session_meta", "payload": {"session_id": "s2"}}
+    assert [trace.id for trace in reading(tmp_path, "codex", meta, said("user", "Mend."))] == ["s2"]
+
+
 def test_codex_refusals_images_and_hosted_results_do_not_vanish(tmp_path: Path) -> None:
     image = {"type": "input_image", "image_url": "data:image/png;base64,AA"}
     (one,) = reading(

@@ -31,7 +31,7 @@ OUTPUTS = (
 )
 _ACTIONS = ("local_shell_call", "web_search_call", "image_generation_call", "computer_call")
 _HOSTED = {kind: kind.removesuffix("_call") for kind in (*_ACTIONS, "tool_search_call")}
-_ITEM = ("type", "status", "id", "phase", "metadata")
+_ITEM = ("type", "status", "id", "phase", "metadata", "internal_chat_message_metadata_passthrough")
 
 
 def said_blocks(content: Any, where: str) -> list[Block]:

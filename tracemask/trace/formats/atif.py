@@ -119,7 +119,7 @@ def _outcome(result: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in out.items() if value is not None}
 
 
-_PART = known("type text", source=known("media_type path"))
+_PART = known("type text", source=known("media_type path duration_sec"))
 _REF = known("trajectory_id trajectory_path session_id extra")
 _STEP = known(
     "step_id timestamp source model_name reasoning_effort reasoning_content llm_call_count is_copied_context extra",

@@ -15,10 +15,15 @@ from tracemask.trace.responses import CALLS, OUTPUTS, call_block, output_block, 
 from tracemask.trace.shape import known
 
 _TYPES = {"session_meta", "response_item", "turn_context", "compacted", "event_msg"}
-_PART = known("type text image_url detail annotations logprobs refusal file_id filename file_data audio_url")
+_PART = known(
+    "type text image_url detail annotations logprobs refusal file_id filename file_data audio_url encrypted_content"
+)
 _ITEM = known(
     "type id status phase metadata namespace success execution end_turn role call_id name arguments input action "
-    "encrypted_content tools revised_prompt result author recipient other_recipients",
+    "encrypted_content encrypted_function_args tools revised_prompt result author recipient other_recipients",
+    internal_chat_message_metadata_passthrough=known(
+        "turn_id create_time content_item_kinds content_item_metadata cell_id executed_tool_calls tool_calls_complete"
+    ),
     content=_PART,
     summary=_PART,
     output={**_PART, **known("success body output metadata"), "content": _PART},
@@ -29,7 +34,8 @@ _REPEATED = known(
     "exec_command_begin exec_command_end patch_apply_begin patch_apply_end mcp_tool_call_begin mcp_tool_call_end "
     "web_search_begin web_search_end view_image_tool_call turn_diff plan_update background_event context_compacted "
     "warning stream_error item_started item_completed session_configured thread_name_updated entered_review_mode "
-    "exited_review_mode shutdown_complete"
+    "exited_review_mode shutdown_complete thread_goal_updated thread_settings_applied image_generation_begin "
+    "image_generation_end realtime_conversation_closed sub_agent_activity undo_started undo_completed"
 )
 _HARNESS = (
     "<environment_context>",
@@ -148,7 +154,7 @@ class _Session:
     def item(self, item: Fields, number: int, created: str | None = None) -> None:
         """One response item: joins the open reply, or is a message of its own."""
         kind = item.get("type")
-        if kind in ("message", "reasoning", *CALLS, *OUTPUTS):
+        if kind in ("message", "agent_message", "additional_tools", "reasoning", *CALLS, *OUTPUTS):
             self.context.familiar(item.raw, _ITEM, str(kind))
         if kind == "message":
             self.message(item, number, created)
@@ -158,6 +164,13 @@ class _Session:
             self.reply(number, created).blocks.append(call_block(item))
         elif kind in OUTPUTS:
             self.window.append(self.made(number, "tool", "environment", [output_block(item)], created))
+        elif kind == "agent_message":
+            blocks = said_blocks(item.take("content"), item.at("content"))
+            self.window.append(self.made(number, "user", "model", blocks, created))
+        elif kind == "additional_tools":
+            self.window.append(
+                self.made(number, "developer", "harness", [Opaque(kind=kind, data=dict(item.raw))], created)
+            )
         elif kind in ("ghost_snapshot", "other"):
             self.context.notes[f"item {kind!r} is not part of the context"] += 1
         elif isinstance(kind, str):  # compaction items and kinds to come: kept whole
@@ -174,15 +187,19 @@ class _Session:
         if role == "assistant":
             self.reply(number, created).blocks.extend(blocks)
         elif role in ("user", "developer", "system"):
-            author = "harness" if role != "user" else self.user_author(blocks)
+            author = "harness" if role != "user" else self.user_author(blocks, _kinds(item))
             self.window.append(self.made(number, role, author, blocks, created))
         else:
             raise item.error("role", f"unknown role {role!r}", fix="one of user, assistant, developer, system")
 
-    def user_author(self, blocks: list[Block]) -> AuthorName:
-        """Codex itself speaks in the user slot (environment, instructions); the first other message is the task."""
+    def user_author(self, blocks: list[Block], kinds: list[str]) -> AuthorName:
+        """Codex itself speaks in the user slot (environment, instructions); the first other message is the task.
+
+        kinds: what Codex says of each part (user.text, environments.environment_context); older files say nothing.
+        """
         text = next((block.text for block in blocks if isinstance(block, Text)), "")
-        if text.lstrip().startswith(_HARNESS):
+        users = any(kind.startswith("user.") for kind in kinds)
+        if not users if kinds else text.lstrip().startswith(_HARNESS):
             return "harness"
         self.task = self.task or text
         return "taskset" if text == self.task else "user"
@@ -231,7 +248,7 @@ class _Session:
             key: self.meta[key] for key in self.meta if key not in ("instructions", "base_instructions")
         }
         last = next((m for m in reversed(self.window.tree.messages) if m.role == "assistant"), None)
-        trace_id = self.meta.get("id")
+        trace_id = self.meta.get("id") or self.meta.get("session_id")
         return self.window.tree.trace(
             id=trace_id if isinstance(trace_id, str) else self.context.file.rel,
             stop=self.stop,
@@ -240,6 +257,14 @@ class _Session:
             source=Source(format="codex", version=self.meta.get("cli_version")),
             extra={"session": extra, "model": self.models[0] if self.models else None},
         )
+
+
+def _kinds(item: Fields) -> list[str]:
+    """What Codex says of a message's parts, [] where it says nothing (or "unknown", which says no more)."""
+    beside = item.get("internal_chat_message_metadata_passthrough")
+    kinds = cast("dict[str, Any]", beside).get("content_item_kinds") if isinstance(beside, dict) else None
+    found = cast("list[Any]", kinds) if isinstance(kinds, list) else []
+    return [kind for kind in found if isinstance(kind, str) and kind != "unknown"]
 
 
 def _rebuilt(gone: list[Message], summary: str) -> list[dict[str, Any]]:

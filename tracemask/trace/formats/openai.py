@@ -22,6 +22,7 @@ _LOGPROBS = known("", content=_ENTRY, refusal=_ENTRY)
 
 # Keys by which a row with messages is a row of another format.
 FOREIGN = (
+    "termination_reason",
     "blocks",
     "nodes",
     "trajectory",

@@ -13,10 +13,12 @@ from tracemask.trace.files import Layout
 from tracemask.trace.formats import Context, Format, Head, Line, UnitKind
 from tracemask.trace.formats.openhands_legacy import LEGACY_SHAPE, Legacy, arguments
 from tracemask.trace.formats.openhands_sdk import SDK_SHAPE, Sdk
-from tracemask.trace.formats.openhands_view import View
+from tracemask.trace.formats.openhands_view import Mark, View
 from tracemask.trace.model import Trace
 from tracemask.trace.parse import loads, replace_surrogates
 
+_ROOT = "__root__"  # the parent of an event that begins the conversation anew
+_STATE = "ConversationStateUpdateEvent"
 _KINDS = ("Event", "Condensation", "CondensationRequest", "Observation")
 
 
@@ -41,14 +43,40 @@ def read(value: Any, context: Context) -> Iterable[Trace]:
     """One conversation as one trace."""
     view = View(context)
     sdk, legacy = Sdk(view), Legacy(view)
+    branches = _Branches(view)
     for event in _events(value, context):
         context.familiar(event.raw, SDK_SHAPE if event.has("kind") else LEGACY_SHAPE)
         name = event.take_id("id") or f"e{len(view.seen)}"
+        branches.enter(event)
         if event.get("action") == "condensation" or event.get("kind") in ("Condensation", "CondensationEvent"):
             view.condense(event if event.has("kind") else arguments(event), name)
         else:
             (sdk if event.has("kind") else legacy).event(event, name)
+        branches.leave(event, name)
     return [view.trace()]
+
+
+class _Branches:
+    """SDK events of a tree: one whose parent is not the last event goes on from what its parent saw."""
+
+    def __init__(self, view: View) -> None:
+        self.view = view
+        self.head: str | None = None
+        self.marks: dict[str, Mark] = {_ROOT: view.mark()}
+
+    def enter(self, event: Fields) -> None:
+        """Before the event. Raises TraceError TM110 where its parent is not in the log."""
+        parent = event.take_id("parent_id")
+        if parent is None or parent == self.head or event.get("kind") == _STATE:
+            return
+        if parent not in self.marks:
+            raise event.error("parent_id", f"parent {parent!r} is no event of this conversation", code="TM110")
+        self.view.go_back(self.marks[parent])
+
+    def leave(self, event: Fields, name: str) -> None:
+        """After the event: it is the head, unless it only tells the client of a state."""
+        self.marks[name] = self.view.mark()
+        self.head = self.head if event.get("kind") == _STATE else name
 
 
 def _events(value: Any, context: Context) -> list[Fields]:

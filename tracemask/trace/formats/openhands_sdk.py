@@ -6,6 +6,7 @@ from typing import Any, cast
 
 from tracemask.trace.chat import CALL_SHAPE, CHAT_SHAPE, arguments_of
 from tracemask.trace.fields import Fields
+from tracemask.trace.formats.openhands_told import told
 from tracemask.trace.formats.openhands_view import View
 from tracemask.trace.model import AuthorName, Block, Message, Reasoning, Text, ToolCall, ToolResult
 from tracemask.trace.parts import content_blocks
@@ -23,9 +24,9 @@ _SAID = {
 }
 SDK_SHAPE = {
     **known(
-        "id timestamp source kind message tool_name tool_call_id llm_response_id security_risk summary critic_result "
-        "action action_id error classification rejection_reason rejection_source activated_skills sender tools "
-        "forgotten_event_ids summary_offset reason code detail prompt_token_ids response_token_ids"
+        "id timestamp source parent_id kind message tool_name tool_call_id llm_response_id security_risk summary "
+        "critic_result observation action action_id error classification rejection_reason rejection_source "
+        "activated_skills sender tools forgotten_event_ids summary_offset reason code detail prompt_token_ids response_token_ids"
     ),
     **_SAID,
     "system_prompt": _PART,
@@ -111,13 +112,11 @@ class Sdk:
         """What the model was told of a call: the tool's content, the scaffold's error, or a rejection."""
         raw = event.take("observation")
         inner = Fields(raw, event.at("observation")) if isinstance(raw, dict) else Fields({}, event.where)
-        failed = inner.take_bool("is_error") or kind != "ObservationEvent"
+        failed = inner.get("is_error") is True or kind != "ObservationEvent"
         said = event.take_str("error")
         if kind == "UserRejectObservation":
             said = f"Action rejected: {event.take_str('rejection_reason') or ''}"
-        given = inner.take("content")
-        content = content_blocks(_as_list(inner.take("output") if given is None else given), inner.at("content"))
-        blocks: list[Block] = [Text(text=said)] if said is not None else content
+        blocks: list[Block] = [Text(text=said)] if said is not None else told(inner, self.view.context.notes)
         self._extend(blocks, event, "harness")
         call_id, tool = event.take_id("tool_call_id"), event.take_str("tool_name")
         result = ToolResult(call_id=call_id, name=tool, content=blocks or [Text(text="")], is_error=failed)

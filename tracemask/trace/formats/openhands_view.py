@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeAlias
 
 from tracemask.core.errors import TraceError
 from tracemask.trace.chat import message_from_chat
 from tracemask.trace.fields import Fields
 from tracemask.trace.formats import Context
-from tracemask.trace.model import Message, Source, Text, Trace
+from tracemask.trace.model import EdgeKind, Message, Source, Text, Trace
 from tracemask.trace.tree import Tree
 
+Mark: TypeAlias = "tuple[list[tuple[str, Message]], int]"
 _CHAT = ("role", "content", "reasoning_content", "tool_calls", "tool_call_id", "name")
 
 
@@ -23,6 +24,7 @@ class View:
         self.seen: list[tuple[str, Message]] = []  # (event id, message) in the order the model sees them
         self.at: str | None = None
         self.before: str | None = None
+        self.edge: tuple[EdgeKind, str] = ("compaction", "condensation")
         self.group: str | None = None  # the llm response whose actions are one reply
         self.tools: list[dict[str, Any]] | None = None
         self.errors: list[str] = []
@@ -30,14 +32,27 @@ class View:
         self.stop: str | None = None
 
     def append(self, name: str, message: Message) -> None:
-        """The message of one event after the last one; it links a condensation."""
+        """The message of one event after the last one; it links a break."""
         self.group = None
         self.tree.add(message, self.at)
         if self.before is not None:
-            self.tree.link("compaction", self.before, message.id, trigger="condensation")
+            self.tree.link(self.edge[0], self.before, message.id, trigger=self.edge[1])
             self.before = None
         self.at = message.id
         self.seen.append((name, message))
+
+    def mark(self) -> Mark:
+        """What is seen now; `seen` only grows, or is another list."""
+        return self.seen, len(self.seen)
+
+    def go_back(self, mark: Mark) -> None:
+        """What comes next follows what was seen at `mark`."""
+        seen, count = mark
+        if seen is self.seen and count == len(seen):
+            return
+        self.before, self.edge = self.at, ("rewrite", "navigated")
+        self.seen, self.group = seen[:count], None
+        self.at = self.seen[-1][1].id if self.seen else None
 
     def passed_over(self, kind: Any) -> None:
         """Notes an event that the model does not see."""
@@ -77,7 +92,8 @@ class View:
         prefix = 0  # what is unchanged from the root stays the same nodes
         while prefix < len(new) and prefix < len(self.seen) and new[prefix][0] == self.seen[prefix][0]:
             prefix += 1
-        self.before, self.seen = self.at, self.seen[:prefix]
+        self.before, self.edge = self.at, ("compaction", "condensation")
+        self.seen = self.seen[:prefix]
         self.at = self.seen[-1][1].id if self.seen else None
         for event, message in new[prefix:]:
             self.append(event, message)

@@ -34,6 +34,9 @@ _KEPT = (
     "is_last_step",
     "env_classes",
     "env_extras",
+    "env_metrics",
+    "pixel_values",
+    "image_grid_thw",
 )
 
 

@@ -38,7 +38,8 @@ def read(value: Any, context: Context) -> Iterable[Trace]:
         raise row.error("response_length", f"{length} of {len(tokens)} tokens", code="TM101")
     mask = flags(row.take("loss_mask"), length, "loss_mask")
     sampled = _sampled(row, tokens, mask, reason) if tokens and length else None
-    messages = prompt(row.take("prompt"), "prompt")
+    asked = "raw_prompt" if row.has("raw_prompt") and isinstance(row.get("prompt"), str) else "prompt"
+    messages = prompt(row.take(asked), asked)  # the conversation, where there is one beside its rendered text
     said = reply(row.take_str("response"), sampled, f"m{len(messages)}")
     said.finish_reason = None if sampled else reason
     name = row.take_id("index") or context.default_id()
@@ -110,8 +111,9 @@ FORMAT = Format(
         "group_index index tokens response response_length label loss_mask weight_versions rollout_log_probs "
         "remove_sample status metadata train_metadata generate_function_path session_id non_generation_time "
         "multimodal_inputs multimodal_train_inputs rollout_routed_experts teacher_log_probs mopd_teacher_log_probs "
-        "reward",
+        "mopd_teacher_topk_logits mopd_teacher_topk_indices reward",
         prompt=CHAT_SHAPE,
+        raw_prompt=CHAT_SHAPE,
         spec_info=known("spec_accept_token_num spec_draft_token_num spec_verify_ct completion_token_num"),
         prefix_cache_info=known("cached_tokens total_prompt_tokens"),
     ),

@@ -13,20 +13,25 @@ from tracemask.trace.formats import Context, Format, Head, UnitKind, keep
 from tracemask.trace.model import Message, Source, Trace
 from tracemask.trace.shape import known
 
-_LIMITS = {"max_steps", "timeout"}
+_LIMITS = {"max_steps", "timeout", "context_window_exceeded"}
+_FAILED = {"infrastructure_error", "unexpected_error"}  # the run broke: nobody's policy earned its reward
 
 
 def sniff(head: Head) -> str | None:
-    """`simulations` with messages, beside `tasks` or `info`."""
+    """`simulations` with messages, beside `tasks` or `info`, or one simulation of a folder of them."""
     for row in head.dicts():
+        if "termination_reason" in row and "task_id" in row and ("messages" in row or "ticks" in row):
+            return "a simulation with its `termination_reason`"
         if isinstance(row.get("simulations"), list) and ("tasks" in row or "info" in row):
             return "a results document with `simulations`"
     return None
 
 
 def read(value: Any, context: Context) -> Iterable[Trace]:
-    """One results document as one trace a simulation."""
+    """One results document as one trace a simulation; a file of one simulation as one trace."""
     row = Fields(value, "")
+    if row.has("termination_reason"):
+        return [_simulation(row, {}, context, 0)]
     info = row.take_dict("info") or {}
     simulations = row.take_list("simulations") or []
     if not simulations:
@@ -55,6 +60,7 @@ def _simulation(run: Fields, info: dict[str, Any], context: Context, index: int)
         messages=messages,
         reward=reward,
         stop=stop,
+        errors=[stop] if stop in _FAILED else [],
         truncated=True if stop in _LIMITS else None,
         source=Source(format="tau2"),
         extra=run.rest() | {"agent": Fields(info.get("agent_info") or {}, "info.agent_info").get("llm")},
@@ -104,7 +110,8 @@ _MESSAGE = known(
 )
 _SIMULATION = known(
     "id task_id trial termination_reason start_time end_time timestamp duration agent_cost user_cost seed mode "
-    "speech_environment info effect_timeline ticks policy voice_settings",
+    "speech_environment info effect_timeline ticks policy voice_settings agent_usage review user_only_review "
+    "auth_classification hallucination_retries_used hallucination_check provider_session_id",
     messages={**_MESSAGE, "tool_messages": _MESSAGE},
     reward_info=known(
         "reward db_check env_assertions action_checks nl_assertions communicate_checks reward_basis "
@@ -119,5 +126,5 @@ FORMAT = Format(
     fidelity=Fidelity.MESSAGES,
     sniff=sniff,
     read=read,
-    shape=known("timestamp info tasks simulation_index", simulations=_SIMULATION),
+    shape={**_SIMULATION, **known("timestamp info tasks simulation_index format_version", simulations=_SIMULATION)},
 )

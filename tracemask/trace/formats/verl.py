@@ -85,13 +85,23 @@ def _sampled(row: Fields) -> Sampled:
     )
 
 
+def _key(uid: str | None) -> tuple[str | None, int | None]:
+    """(group, attempt) of a `uid`: verl's later trainers dump GROUP_SESSION_OUTPUT, which no other row has."""
+    group, _, numbers = (uid or "").partition("_")
+    session, _, output = numbers.partition("_")
+    return (group, int(session)) if group and session.isdecimal() and output.isdecimal() else (uid, None)
+
+
 def _text(row: Fields, context: Context) -> Trace:
     context.notes["text only: `input` is rendered text, the ids are lost"] += 1
     messages = prompt(row.take_str("input"), "input")
     said = reply(row.take_str("output"), None, f"m{len(messages)}")
+    uid = row.take_id("uid")
+    group, attempt = _key(uid)
     return Trace(
-        id=row.take_id("request_id") or context.default_id(),
-        group_id=row.take_id("uid"),
+        id=row.take_id("request_id") or (uid if uid is not None and attempt is not None else context.default_id()),
+        group_id=group,
+        attempt=attempt,
         messages=[*messages, said],
         reward=row.take_number("score"),
         source=Source(format="verl", version="text"),
@@ -109,7 +119,10 @@ FORMAT = Format(
     shape=known(
         "input output gts score step request_id uid prompts responses attention_mask response_mask rollout_log_probs "
         "token_level_scores token_level_rewards rm_scores data_source reward_model ability extra_info index "
-        f"input_ids position_ids {' '.join(_COLUMNS)}",
+        "input_ids position_ids loss_mask routed_experts teacher_ids teacher_logprobs rollout_is_weights "
+        # what verl's own reward managers say beside a score; other functions' words are counted
+        "reward acc pred overlong overlong_reward timeout error num_turns __num_turns__ tool_extra_fields "
+        f"multi_modal_data multi_modal_inputs metrics extra_fields {' '.join(_COLUMNS)}",
         raw_prompt=CHAT_SHAPE,
     ),
 )
