@@ -26,7 +26,8 @@ SDK_SHAPE = {
     **known(
         "id timestamp source parent_id kind message tool_name tool_call_id llm_response_id security_risk summary "
         "critic_result observation action action_id error classification rejection_reason rejection_source "
-        "activated_skills sender tools forgotten_event_ids summary_offset reason code detail prompt_token_ids response_token_ids"
+        "activated_skills sender tools forgotten_event_ids summary_offset reason code detail "
+        "prompt_token_ids response_token_ids"
     ),
     **_SAID,
     "system_prompt": _PART,
