@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from recipe_rows import PROMPT, lengths, make_row, reply
 
-from tracemask.core.errors import RecipeError
+from tracemask.core.errors import RecipeError, StoreError
 from tracemask.recipe import Recipe
 from tracemask.recipe.advantage import compute
 from tracemask.recipe.laying import Laying
@@ -47,6 +47,8 @@ def test_a_dataset_without_scalars_is_weighed(tmp_path):
     assert explain(ce, data, data.scalars()).audit.components["ce"].tokens.tolist() == [2, 1]
     assert "2 of 2 rollouts have no reward" in explain("grpo", data, data.scalars()).notes[0]
     with pytest.raises(RecipeError, match="no reward"):
+        compute(Recipe.load("grpo"), data.scalars(), rows=len(data))
+    with pytest.raises(StoreError, match="TM501"):
         materialize(data, "grpo", str(tmp_path / "out"))
 
 
