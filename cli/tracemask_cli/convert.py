@@ -19,7 +19,7 @@ _SHOWN = 10  # skipped records and unknown fields listed in the table
 
 def command(
     inputs: options.Inputs,
-    tokenizer: Annotated[str, typer.Option("--tokenizer", "-t", help="Tokenizer folder or tokenizer.json.")],
+    tokenizer: Annotated[str, typer.Option("--tokenizer", "-t", help="Folder, tokenizer.json or hub:OWNER/NAME.")],
     out: Annotated[str, typer.Option("--out", "-o", help="Folder or fsspec URL of the dataset.")],
     format: Annotated[str, typer.Option(help="Log format (tracemask formats), or auto.")] = "auto",
     template: Annotated[Path | None, typer.Option(help="Jinja chat template; default: the tokenizer's own.")] = None,
@@ -152,6 +152,10 @@ def _print(summary: Summary, render: RenderConfig) -> None:
     table.add_row("tokens", f"{counts.tokens:,}, sampled {counts.sampled:,} ({summary.sampled_share:.1%})")
     table.add_row("authors", _shares(counts.authors, counts.tokens))
     table.add_row("fidelity", _fidelity(counts.fidelity) + " rows")
+    if encoded := counts.fidelity.get("messages"):
+        table.add_row(
+            "", f"{encoded:,} rows have ids encoded from text, which nobody sampled: policy terms refuse them"
+        )
     table.add_row("drift", _drift(summary))
     table.add_row("forked", f"{counts.forked_rows:,} rows; truncated {counts.truncated_rows:,}")
     if counts.approximate_rows:

@@ -108,7 +108,10 @@ def root(
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
-    """Turn agent rollouts into training data that is provably right, and train on it."""
+    """Turn agent rollouts into training data that is provably right, and train on it.
+
+    First: tracemask trace LOG, then convert LOG -t TOKENIZER -o SHARDS, check SHARDS -t TOKENIZER, show SHARDS.
+    """
 
 
 def main() -> None:

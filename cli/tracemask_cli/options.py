@@ -16,7 +16,7 @@ Inputs = Annotated[
     list[str], typer.Argument(help="Log files, folders, globs, URLs; - is standard input.", metavar="INPUT")
 ]
 Shards = Annotated[list[str], typer.Argument(help="Folders of shards; several are read as one.", metavar="DATASET")]
-Tokenizer = Annotated[str | None, typer.Option("--tokenizer", "-t", help="Folder or tokenizer.json.")]
+Tokenizer = Annotated[str | None, typer.Option("--tokenizer", "-t", help="Folder, tokenizer.json or hub:OWNER/NAME.")]
 Template = Annotated[str | None, typer.Option(help="Chat template file (default: the tokenizer's own).")]
 Columns = Annotated[str | None, typer.Option(help="Names in other tools' data: ids=tokens,mask=m,logprob=lp.")]
 Weights = Annotated[str | None, typer.Option(help="Weights of this recipe instead of the stored ones.")]

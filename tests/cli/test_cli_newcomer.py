@@ -136,3 +136,30 @@ def test_a_huge_folder_is_answered_at_once(tmp_path):
         done = tracemask(*words, tmp_path)
         assert done.returncode == 2
         assert b"TM905 0 of the first 10,1" in done.stderr and b"fix: name the folder" in done.stderr
+
+
+def test_text_only_rows_are_said_at_once_and_the_refusal_says_where_the_switch_is(tmp_path):
+    log = tmp_path / "log.jsonl"
+    talk = '{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}], "reward": 1.0}\n'
+    log.write_text(talk * 2)
+    said = tracemask("convert", log, "-t", SMALL, "-o", tmp_path / "out", COLUMNS="200").stdout.decode()
+    assert "2 rows have ids encoded from text, which nobody sampled: policy terms refuse them" in said
+    done = tracemask("train", tmp_path / "out", "--init-tiny", "--dry-run")
+    assert b"TM940" in done.stderr and b"`tracemask recipe NAME --toml`" in done.stderr
+    recipe = tmp_path / "mine.toml"
+    recipe.write_bytes(b"allow_messages = true\n" + tracemask("recipe", "grpo", "--toml").stdout)
+    assert tracemask("train", tmp_path / "out", "--init-tiny", "--recipe", recipe, "--dry-run").returncode == 0
+
+
+def test_a_log_where_token_rows_are_meant_is_answered_with_the_commands(tmp_path):
+    log = tmp_path / "log.jsonl"
+    log.write_text('{"input": "a", "output": "b", "score": 1.0, "step": 1}\n')
+    for verb in ("show", "stats", "report", "explain"):
+        done = tracemask(verb, log)
+        assert done.returncode == 2
+        assert b"TM501" in done.stderr and b"`tracemask convert LOG -t TOKENIZER -o SHARDS`" in done.stderr
+
+
+def test_the_help_says_what_comes_first():
+    said = tracemask("--help").stdout.decode()
+    assert "tracemask trace LOG" in said and "convert LOG -t TOKENIZER -o SHARDS" in " ".join(said.split())

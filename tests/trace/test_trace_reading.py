@@ -317,3 +317,34 @@ def test_a_folder_that_cannot_be_read_stops_the_walk(tmp_path: Path, monkeypatch
     monkeypatch.setattr(os, "scandir", closed)
     with pytest.raises(PermissionError, match="closed"):
         read_traces(tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["pickle", "torch"])
+def test_a_pickle_is_refused_as_what_it_is_and_is_never_loaded(tmp_path: Path, kind: str) -> None:
+    import zipfile
+
+    class Bomb:
+        def __reduce__(self) -> Any:
+            return (tmp_path / "exploded").touch, ()
+
+    path = tmp_path / "rollout_0.pt"
+    raw = pickle.dumps({"samples": [Bomb()]})
+    if kind == "pickle":
+        path.write_bytes(raw)
+    else:
+        with zipfile.ZipFile(path, "w") as archive:
+            archive.writestr("rollout_0/data.pkl", raw)
+    with pytest.raises(TraceError, match=r"rollout_0\.pt: TM912 a pickle, .* Fix: .*torch\.load.*json\.dumps"):
+        read_traces(path)
+    with pytest.raises(UsageError, match=r"TM904 no log files; there: \.pt 1\. Fix: expected \.jsonl"):
+        read_traces(tmp_path)
+    assert not (tmp_path / "exploded").exists()
+
+
+def test_a_record_of_no_format_is_answered_with_one_that_is(tmp_path: Path) -> None:
+    path = tmp_path / "log.jsonl"
+    path.write_text('{"request": {}, "response": {}}\n')
+    with pytest.raises(TraceError, match='keys request, response.*"messages"') as caught:
+        read_traces(path)
+    path.write_text('{"messages": [{"role": "user", "content": "a"}], "reward": 1.0}\n')
+    assert '{"messages": […], "reward": 1.0}' in caught.value.fix and len(list(read_traces(path))) == 1

@@ -125,7 +125,8 @@ def _sampled_by_engine(recipe: Recipe, component: Component, row: Row, weights: 
             "TM940",
             where=f"row {row.index}",
             what=f"fidelity is messages: nobody sampled these re-encoded ids, and term {component.term} needs samples",
-            fix=f"keep such rows out: {keep}, or train on them: allow_messages = true",
+            fix=f"record ids when sampling; or in a recipe of your own (`tracemask recipe NAME --toml` begins one) "
+            f"keep such rows out: {keep}, or train on them: allow_messages = true",
         )
 
 

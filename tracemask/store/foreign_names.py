@@ -52,6 +52,8 @@ SCALAR_NAMES: dict[str, tuple[str, ...]] = {
 # Where a completion-only column is extended over its prompt, the prompt gets this.
 PROMPT_FILL: dict[str, float] = {"mask": 0, "labels": -100, "attention_mask": 1}
 _PROMPT_OF = {"mask": ("prompt_mask",), "attention_mask": ("prompt_attention_mask",)}
+# Fields of logs, whose ids are made by convert.
+_OF_LOGS = frozenset({"messages", "conversations", "trajectory", "prompt", "completion", "input", "output", "response"})
 # Spellings of `--columns` that are shorter than the column.
 SHORT = {"ids": "token_ids", "tokens": "token_ids", "logprobs": "logprob", "advantages": "advantage",
          "group": "group_id", "weights": "weight"}  # fmt: skip
@@ -154,7 +156,11 @@ def match(lists: Iterable[str], scalars: Iterable[str], mapping: Mapping[str, st
     ids = given.get("token_ids") or first(IDS, lists)
     prompt, completion = first(PROMPT_IDS, lists), first(COMPLETION_IDS, lists)
     if ids is None and completion is None:
-        hint = "convert it first" if "messages" in scalars else "name it: --columns ids=NAME"
+        hint = "name it: --columns ids=NAME"
+        if not _OF_LOGS.isdisjoint(scalars):
+            hint = (
+                "a log becomes shards by `tracemask convert LOG -t TOKENIZER -o SHARDS`; `tracemask trace LOG` shows it"
+            )
         what = f"no column of token ids among {', '.join([*lists, *scalars]) or 'none'}"
         raise StoreError("TM501", where=where, what=what, fix=hint)
     tokens = {ours: found for ours, names in TOKEN_NAMES.items() if (found := given.get(ours) or first(names, lists))}

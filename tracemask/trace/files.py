@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import glob
 import os
+import zipfile
 from collections import Counter
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from tracemask.core.errors import UsageError
+from tracemask.core.errors import TraceError, UsageError
 from tracemask.core.walk import walk
 
 
@@ -62,18 +63,22 @@ class LeftOut:
     unfit: list[str] = field(default_factory=list)
     other_names: Counter[str] = field(default_factory=Counter)
 
+    @property
+    def endings(self) -> list[str]:
+        """The other names by ending, the most frequent first."""
+        most = sorted(self.other_names.items(), key=lambda item: (-item[1], item[0]))
+        return [f"{ending or 'no ending'} {n:,}" for ending, n in most]
+
     def to_json(self) -> dict[str, Any]:
         """A plain dict for JSON."""
         return {"unfit": self.unfit, "other_names": dict(sorted(self.other_names.items()))}
 
     def lines(self) -> list[str]:
         """For people: one line a kind, with what to do."""
-        most = sorted(self.other_names.items(), key=lambda item: (-item[1], item[0]))
-        endings = [f"{ending or 'no ending'} {n:,}" for ending, n in most]
         unfit, others = len(self.unfit), self.other_names.total()
         lines = [
             f"files that no format fits ({unfit:,}): {_some(self.unfit)}; --format NAME reads them all as that",
-            f"files with a name that no log has ({others:,}): {_some(endings)}; name one itself to read it",
+            f"files with a name that no log has ({others:,}): {_some(self.endings)}; name one itself to read it",
         ]
         return [line for line, count in zip(lines, (unfit, others), strict=True) if count]
 
@@ -98,7 +103,9 @@ def find_files(
     for path in paths if isinstance(paths, list) else [paths]:
         out.extend(_expand(os.fspath(path), left_out))
     if not out:
-        raise UsageError("TM904", where=str(paths), what="no log files", fix=f"expected {', '.join(_SUFFIXES)}")
+        there = _some(left_out.endings) or "nothing"
+        what = f"no log files; there: {there}"
+        raise UsageError("TM904", where=str(paths), what=what, fix=f"expected {', '.join(_SUFFIXES)}")
     seen: dict[str, str] = {}
     for file in out:
         if seen.setdefault(file.rel, file.path) != file.path:
@@ -151,9 +158,15 @@ def _folder(root: Path, left_out: LeftOut) -> list[InputFile]:
 
 
 def _guess(path: str) -> Layout:
-    """For an explicit file with a name of no kind: by its first bytes."""
+    """For an explicit file with a name of no kind: by its first bytes. TraceError TM912 for a pickle, torch's too."""
     with open(path, "rb") as file:
         head = file.read(4)
     if head == b"PAR1":
         return Layout.PARQUET
-    return Layout.ARCHIVE if head == b"PK\x03\x04" else Layout.LINES
+    archive = head == b"PK\x03\x04" and zipfile.is_zipfile(path)
+    if head[:1] == b"\x80" or (archive and any(name.endswith("data.pkl") for name in zipfile.ZipFile(path).namelist())):
+        fix = "where it was written, torch.load it and json.dumps one sample a line (docs/howto/traces.md)"
+        raise TraceError(
+            "TM912", where=path, what="a pickle, which runs code when it is read: never read here", fix=fix
+        )
+    return Layout.ARCHIVE if archive else Layout.LINES

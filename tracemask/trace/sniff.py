@@ -107,4 +107,5 @@ def _seen(head: Head) -> str:
 def _fix(head: Head) -> str:
     if any({"input_ids", "labels", "loss_mask"} & row.keys() for row in head.dicts()):
         return "rows that are tokenized already need no conversion: check, show, report and train read them as they are"
-    return f"pass --format; known: {', '.join(FORMATS)}"
+    plain = '{"messages": […], "reward": 1.0}'
+    return f"pass --format, one of {', '.join(FORMATS)}; or write a line of {plain} for each rollout"
