@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pickle
+import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import hypothesis.strategies as st
@@ -379,3 +381,21 @@ def test_a_damaged_batch_is_said_when_it_is_read(tmp_path: Path) -> None:
                 said.add(error.code)
             at = whole.find(length, at + 1)
     assert said == {"TM508"}
+
+
+@pytest.mark.parametrize("profile", ["fast", "compact"])
+def test_threads_may_read_one_dataset(tmp_path: Path, profile: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tracemask.store.writer.COMPACT_TOKENS", 50)
+    made = rows(40, length=30)
+    found = dataset(tmp_path, made, rows_per_shard=40, profile=profile)
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(4) as pool:
+            order = np.random.default_rng(0).integers(0, 40, 4000).tolist()
+            read = pool.map(lambda i: (i, found.row(i, writable=i % 3 == 0), found.row(i).scalars["id"]), order)
+            for i, row, name in read:
+                np.testing.assert_array_equal(row["token_ids"], made[i]["token_ids"])
+                assert name == made[i].scalars["id"]
+    finally:
+        sys.setswitchinterval(before)

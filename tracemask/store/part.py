@@ -43,10 +43,11 @@ class Part:
     def _batch(self, k: int) -> pa.RecordBatch:
         if self._mapped is not None:
             return self._mapped(k)
-        if self._kept is None or self._kept[0] != k:
+        kept = self._kept  # another thread may put its own there
+        if kept is None or kept[0] != k:
             self._sound.clear()
-            self._kept = k, self._reader.get_batch(k)
-        return self._kept[1]
+            kept = self._kept = k, self._reader.get_batch(k)
+        return kept[1]
 
     @cached_property
     def _reader(self) -> pa.RecordBatchFileReader:

@@ -124,13 +124,14 @@ class OpenShard:
     def _batch(self, k: int) -> Batch:
         if not self.compact:
             return self._mapped[k]
-        if self._last is None or self._last[0] != k:  # one is kept, and its memory taken again
+        last = self._last  # another thread may put its own there
+        if last is None or last[0] != k:  # one is kept, and its memory taken again
             self._last = None
-            batch = self._packed.batch(k)
-            if batch.rows != self._starts[k + 1] - self._starts[k]:
-                raise ValueError(f"{batch.rows} rows where {self._starts[k + 1] - self._starts[k]} are stated")
-            self._last = k, batch
-        return self._last[1]
+            last = k, self._packed.batch(k)
+            if last[1].rows != self._starts[k + 1] - self._starts[k]:
+                raise ValueError(f"{last[1].rows} rows where {self._starts[k + 1] - self._starts[k]} are stated")
+            self._last = last
+        return last[1]
 
     def _part(self, names: Sequence[str]) -> Part:
         if self.compact:
