@@ -187,6 +187,17 @@ def test_work_behind_is_in_order_and_what_follows_is_done_after_an_error_too() -
     assert followed[:6] == list(range(6))
 
 
+def test_what_follows_may_fail_and_is_said() -> None:
+    def follow(piece: int) -> None:
+        raise OSError(piece)
+
+    behind = Behind(lambda _: None, then=follow)
+    behind.give(1)
+    with pytest.raises(OSError, match="1"):
+        behind.settle()
+    behind.close()
+
+
 def test_waiting_for_work_behind_never_misses_its_end() -> None:
     done: list[int] = []
     behind = Behind(done.append)

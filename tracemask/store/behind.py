@@ -30,12 +30,14 @@ class Behind(Generic[T]):
     def _run(self) -> None:
         while (piece := self._pieces.get()) is not None:
             try:
-                if self._error is None:
-                    self._work(piece[0])
+                try:
+                    if self._error is None:
+                        self._work(piece[0])
+                finally:
+                    if self._then is not None:
+                        self._then(piece[0])
             except BaseException as error:
                 self._error = error
-            if self._then is not None:
-                self._then(piece[0])
             del piece
             self._done += 1
             if self._goal is not None and self._done >= self._goal:
