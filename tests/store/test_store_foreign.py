@@ -346,3 +346,12 @@ def test_a_column_map_for_shards_of_ours_is_refused_by_everything_that_takes_one
         with pytest.raises(TracemaskError, match=r"TM900 column names are for other tools' data"):
             verb()
     assert tracemask.open_dataset(shards, columns=["sampled"]).token_columns == ("token_ids", "sampled")
+
+
+def test_columns_of_slime_s_reply_are_laid_over_the_whole_row(tmp_path: Path) -> None:
+    sample = {"tokens": [1, 2, 3, 4, 5], "response_length": 2, "loss_mask": [1, 0], "rollout_log_probs": [-0.5, -1.0]}
+    odd = {**sample, "response_length": 9, "loss_mask": [1]}
+    first, last = open_dataset(jsonl(tmp_path / "rows.jsonl", [sample, odd]))
+    assert first["mask"].tolist() == [0, 0, 0, 1, 0]
+    assert np.isnan(first["logprob"][:3]).all() and first["logprob"][3:].tolist() == [-0.5, -1.0]
+    assert last["mask"].tolist() == [1]  # a length that cannot be: left for the rules to report

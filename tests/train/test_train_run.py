@@ -326,6 +326,16 @@ def foreign(path: Path, **last: Any) -> str:
     return str(path)
 
 
+def test_groups_that_teach_nothing_are_said_by_the_dry_run_and_by_the_run(tmp_path: Path) -> None:
+    rows = Path(foreign(tmp_path / "rows.jsonl")).read_text().replace('"uid"', '"nothing"')
+    (tmp_path / "rows.jsonl").write_text(rows)
+    settings = config(str(tmp_path / "rows.jsonl"), tmp_path / "run", steps=2)
+    plan, result = dry_run(settings), train(settings)
+    said = "TM605 4 rollouts have neither group_id nor task_id: each is a group of one with advantage 0"
+    assert plan.findings == [said] and ("finding", said) in plan.lines()
+    assert [f"{each.code} {each.message}" for each in result.findings] == [said]
+
+
 KL = {"name": "kl", "components": {"kl": {"term": "kl", "select": [{"sampled": True}]}}}
 
 

@@ -51,6 +51,7 @@ SCALAR_NAMES: dict[str, tuple[str, ...]] = {
 }
 # Where a completion-only column is extended over its prompt, the prompt gets this.
 PROMPT_FILL: dict[str, float] = {"mask": 0, "labels": -100, "attention_mask": 1}
+_LENGTH = "response_length"  # slime: how many of the last ids are the reply, which the other columns are about
 _PROMPT_OF = {"mask": ("prompt_mask",), "attention_mask": ("prompt_attention_mask",)}
 # Fields of logs, whose ids are made by convert.
 _OF_LOGS = frozenset({"messages", "conversations", "trajectory", "prompt", "completion", "input", "output", "response"})
@@ -95,7 +96,8 @@ class Names:
         if ids is None or (len(ids) and ids.dtype.kind not in "iu"):
             raise StoreError("TM501", where=where, what="no whole-number token ids in this row", fix="repair the row")
         columns["token_ids"] = _narrow(ids)
-        split = None if completion is None else (len(ids) - len(completion), len(completion))
+        length = values.get(_LENGTH) if completion is None else len(completion)
+        split = (len(ids) - length, length) if isinstance(length, int) and 0 <= length <= len(ids) else None
         for ours, theirs in self.tokens.items():
             if (found := _numbers(values.get(theirs), where, theirs)) is not None:
                 columns[ours] = self._whole(ours, found, len(ids), split, values, where)

@@ -30,6 +30,7 @@ class Plan:
     steps_per_epoch: int
     first_step: dict[str, Any] = field(default_factory=dict)
     memory: dict[str, int] = field(default_factory=dict)
+    findings: list[str] = field(default_factory=list)
 
     def to_json(self) -> dict[str, Any]:
         """A plain dict."""
@@ -56,7 +57,7 @@ class Plan:
             parts = ", ".join(f"{name} {size / GIB:.2f}" for name, size in self.memory.items())
             total, (low, high) = sum(self.memory.values()) / GIB, BAND
             lines.append(("memory estimate", f"{total:.2f} GiB ({parts}); peaks measured: {low:g} to {high:g} × this"))
-        return lines
+        return lines + [("finding", text) for text in self.findings]
 
 
 def plan_run(config: TrainConfig, loader: Loader) -> Plan:
@@ -64,6 +65,7 @@ def plan_run(config: TrainConfig, loader: Loader) -> Plan:
     here as the run would refuse it; reads no model."""
     counts: Counter[str] = Counter()
     first: dict[str, Any] = {}
+    said: dict[str, None] = {}
     for index in range(min(steps_of(config, loader), loader.steps_per_epoch)):
         loaded = loader.step(index)
         must_have_reference(loaded.works, config, loader)
@@ -71,6 +73,7 @@ def plan_run(config: TrainConfig, loader: Loader) -> Plan:
         counts.update({name: int(loaded.facts[name]) for name in ("trees", "tokens", "slots")})
         counts["micro_batches"] += len(loaded.works)
         first = first or _selected(loaded)
+        said.update(dict.fromkeys(f"{each.code} {each.message}" for each in loaded.findings))
     return Plan(
         recipe=loader.recipe.name,
         rows=len(loader.dataset),
@@ -81,6 +84,7 @@ def plan_run(config: TrainConfig, loader: Loader) -> Plan:
         steps_per_epoch=loader.steps_per_epoch,
         first_step=first,
         memory=estimate(config),
+        findings=list(said),
     )
 
 

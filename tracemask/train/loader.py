@@ -153,7 +153,7 @@ class Loader:
             work_of(batch.lay_out(), [by_row[row] for row in batch.rows], device=self.world.device, dtype=self.dtype)
             for batch in micro
         ]
-        return Loaded(index, works, laid, self._facts(everywhere, trees), [*laid.findings, *self._left_out()])
+        return Loaded(index, works, laid, self._facts(everywhere, trees), self._findings(laid))
 
     def _packed(self, mine: list[Tree], laid: Mapping[int, LaidRow]) -> list[MicroBatch]:
         """This rank's micro-batches, without what no target needs: rows without one, and tokens after the last."""
@@ -196,6 +196,10 @@ class Loader:
             if value == value:
                 found[int(self.advantages.rollout[row])] = value
         return [found[rollout] for rollout in sorted(found)]
+
+    def _findings(self, laid: Step) -> list[Finding]:
+        """Of the step, and of the dataset: groups that teach nothing, rollouts that do not fit."""
+        return [*laid.findings, *self.advantages.findings, *self._left_out()]
 
     def _left_out(self) -> list[Finding]:
         if not self.skipped:
