@@ -285,3 +285,20 @@ def test_tau2_a_run_that_broke_says_so_and_a_full_context_is_a_limit(tmp_path: P
     found = list(read_traces(tmp_path / "results.json"))
     assert [trace.errors for trace in found] == [["infrastructure_error"], [], []]
     assert [trace.truncated for trace in found] == [None, True, None]
+
+
+def test_slime_siblings_of_one_rollout_are_told(tmp_path: Path) -> None:
+    found = reading(tmp_path, "slime", SLIME | {"rollout_id": 3}, SLIME | {"index": 4, "rollout_id": 3})
+    assert [trace.extra["rollout_id"] for trace in found] == [3, 3]
+    assert sum(found.notes.values()) == 1
+    assert dict(found.unknown_fields) == {}
+
+
+@pytest.mark.parametrize(
+    ("status", "truncated"), [("submitted (exit_cost)", True), ("exit_context", True), ("submitted", None)]
+)
+def test_swe_agent_an_end_at_a_limit_truncates(status: str, truncated: bool | None, tmp_path: Path) -> None:
+    step = {"action": "ls", "observation": "bell", "response": "I look."}
+    (tmp_path / "a.traj").write_text(json.dumps({"trajectory": [step], "history": [], "info": {"exit_status": status}}))
+    (trace,) = read_traces(tmp_path / "a.traj")
+    assert (trace.stop, trace.truncated) == (status, truncated)

@@ -203,6 +203,20 @@ def test_claude_code_what_nobody_typed_is_the_harnesss(tmp_path: Path) -> None:
     assert [message.author for message in one.messages if message.role == "user"] == ["taskset", "harness", "user"]
 
 
+def test_claude_code_turns_say_who_began_them(tmp_path: Path) -> None:
+    found = reading(
+        tmp_path,
+        "claude-code",
+        line("u1", None, "user", "Fix it.", turnOrigin="human", turnPosition={"turnIndex": 0}),
+        line("a1", "u1", "assistant", [{"type": "text", "text": "Fixed."}]),
+        line("u2", "a1", "user", "Look again.", turnOrigin="scheduled", scheduledTaskId="7"),
+        line("u3", "u2", "user", "Thanks.", turnOrigin="human"),
+    )
+    (one,) = found
+    assert [message.author for message in one.messages if message.role == "user"] == ["taskset", "harness", "user"]
+    assert dict(found.unknown_fields) == {}
+
+
 def test_claude_code_attachments_and_kept_messages_are_noted(tmp_path: Path) -> None:
     kept = {"trigger": "auto", "preservedSegment": {"headUuid": "u1"}}
     found = reading(

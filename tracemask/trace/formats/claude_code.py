@@ -266,6 +266,7 @@ class _Session:
         origin = entry.row.get("origin")
         kind = cast("dict[str, Any]", origin).get("kind") if isinstance(origin, dict) else None
         chain = "side" if entry.side else None
+        kind = entry.row.get("turnOrigin") if kind is None else kind
         if kind not in (None, "human") and chain in self.seen_user:
             return "harness"  # a task's notification, a coordinator: nobody typed it
         if chain not in self.seen_user or (entry.side and entry.parent is None):

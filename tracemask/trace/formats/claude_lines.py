@@ -13,10 +13,12 @@ LINE_SHAPE = known(
     # what links and places a line
     "type uuid parentUuid logicalParentUuid isSidechain sessionId agentId isMeta isCompactSummary isApiErrorMessage "
     "isVisibleInTranscriptOnly subtype compactMetadata microcompactMetadata origin "
+    "turnOrigin turnPosition "
     # what is said of it
     "version cwd gitBranch userType timestamp requestId toolUseResult slug entrypoint promptId promptSource teamName "
     "sourceToolAssistantUUID sourceToolUseID permissionMode thinkingMetadata todos imagePasteIds error apiError "
-    "forkedFrom isAutoCompact attributionSkill mcpMeta "
+    "forkedFrom isAutoCompact attributionSkill mcpMeta toolDenialKind permissionDecision planContent session_id "
+    "scheduledTaskId scheduledFireId queuePriority queueSkipAttachments "
     # what only lines outside the context have
     "level content toolUseID parentToolUseID data durationMs hookCount hookInfos hookErrors preventedContinuation "
     "stopReason hasOutput messageId snapshot isSnapshotUpdate summary leafUuid operation customTitle aiTitle agentName "

@@ -44,6 +44,8 @@ def read(value: Any, context: Context) -> Iterable[Trace]:
     said.finish_reason = None if sampled else reason
     name = row.take_id("index") or context.default_id()
     removed = row.take_bool("remove_sample") or False
+    if row.get("rollout_id") is not None and str(row.get("rollout_id")) != name:
+        context.notes["a sample of a rollout with others (`rollout_id`): a trace of its own here"] += 1
     return [
         Trace(
             id=name,
@@ -111,7 +113,8 @@ FORMAT = Format(
         "group_index index tokens response response_length label loss_mask weight_versions rollout_log_probs "
         "remove_sample status metadata train_metadata generate_function_path session_id non_generation_time "
         "multimodal_inputs multimodal_train_inputs rollout_routed_experts teacher_log_probs mopd_teacher_log_probs "
-        "mopd_teacher_topk_logits mopd_teacher_topk_indices reward",
+        "mopd_teacher_topk_logits mopd_teacher_topk_indices rollout_id rollout_top_p_token_ids "
+        "rollout_top_p_token_offsets reward",
         prompt=CHAT_SHAPE,
         raw_prompt=CHAT_SHAPE,
         spec_info=known("spec_accept_token_num spec_draft_token_num spec_verify_ct completion_token_num"),

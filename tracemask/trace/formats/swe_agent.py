@@ -16,6 +16,8 @@ from tracemask.trace.responses import CALLS, OUTPUTS, call_block, output_block, 
 from tracemask.trace.shape import known
 from tracemask.trace.tree import Tree
 
+# Ends at a limit; a patch that is submitted then stands before it: submitted (exit_cost).
+_LIMITS = ("exit_cost", "exit_context", "exit_total_execution_time", "LimitsExceeded", "TimeExceeded")
 _CHAT_KEYS = {"role", "content", "tool_calls", "tool_call_id", "name", "reasoning_content", "reasoning", "thinking"}
 
 
@@ -56,7 +58,11 @@ def read(value: Any, context: Context) -> Iterable[Trace]:
         id=name if row.get("id") is None else row.take_id("id"),
         task_id=name,
         stop=stop,
-        truncated=cut_short([last]) if last is not None else None,
+        truncated=True
+        if stop is not None and stop.removeprefix("submitted (").removesuffix(")") in _LIMITS
+        else cut_short([last])
+        if last is not None
+        else None,
         source=Source(format="swe-agent", version=form or "swe-agent"),
         extra=row.rest() | {"info": info.rest()},
     )
