@@ -233,6 +233,50 @@ def test_claude_code_attachments_and_kept_messages_are_noted(tmp_path: Path) -> 
     assert "a compaction kept messages that the context after it does not repeat" in found.notes
 
 
+def test_claude_code_what_a_compaction_kept_stands_after_its_summary(tmp_path: Path) -> None:
+    call = [{"type": "tool_use", "id": "t1", "name": "Read", "input": {}}]
+    result = [{"type": "tool_result", "tool_use_id": "t1", "content": "ropes"}]
+    said = line("a0", "u1", "assistant", [{"type": "text", "text": "I read."}])
+    said["message"]["id"] = "msg_a1"  # a line of the same reply
+    kept = {"trigger": "auto", "preservedMessages": {"anchorUuid": "u4", "uuids": ["a1", "u2", "gone"]}}
+    found = reading(
+        tmp_path,
+        "claude-code",
+        line("u1", None, "user", "Fix it."),
+        said,
+        line("a1", "a0", "assistant", call),
+        line("u2", "a1", "user", result),
+        {"parentUuid": None, "logicalParentUuid": "u2", "type": "system", "subtype": "compact_boundary", "uuid": "c",
+         "compactMetadata": kept},
+        line("u4", "c", "user", "Summary.", isCompactSummary=True),
+        line("a2", "u4", "assistant", [{"type": "text", "text": "Next."}]),
+    )  # fmt: skip
+    (one,) = found
+    before, after = one.branches()
+    assert [message.role for message in before] == ["user", "assistant", "tool"]
+    assert [(message.role, message.copied) for message in after] == [
+        ("user", False),
+        ("assistant", True),
+        ("tool", True),
+        ("assistant", False),
+    ]
+    assert [message.id for message in one.messages if message.from_policy and not message.copied] == ["a0", "a2"]
+    assert found.notes["a message that a compaction kept is not in this file"] == 1
+
+
+def test_claude_code_kept_messages_that_the_file_links_after_the_summary_are_not_doubled(tmp_path: Path) -> None:
+    kept = {"preservedSegment": {"headUuid": "a1"}, "preservedMessages": {"uuids": ["a1"]}}
+    (one,) = reading(
+        tmp_path,
+        "claude-code",
+        {"parentUuid": None, "type": "system", "subtype": "compact_boundary", "uuid": "c", "compactMetadata": kept},
+        line("u1", "c", "user", "Summary.", isCompactSummary=True),
+        line("a1", "u1", "assistant", [{"type": "text", "text": "Fixed."}]),
+        line("u2", "a1", "user", "Thanks."),
+    )
+    assert [message.text() for message in one.messages] == ["Summary.", "Fixed.", "Thanks."]
+
+
 def test_claude_code_a_ring_of_parents_is_refused(tmp_path: Path) -> None:
     found = reading(
         tmp_path,

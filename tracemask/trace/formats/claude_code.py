@@ -43,6 +43,7 @@ class _Session:
         self.tree = Tree()
         self.last: dict[str, str] = {}  # uuid → id of the message after which its children continue
         self.placed: set[str] = set()
+        self.made: dict[str, list[Message]] = {}  # uuid → the messages of its line
         self.tasks: dict[str, str] = {}  # prompt of a sub-agent → id of the reply that started it
         self.model: str | None = None
         self.errors: list[str] = []
@@ -124,7 +125,8 @@ class _Session:
         subtype, kept = entry.row.get("subtype"), entry.row.get("compactMetadata")
         if subtype in ("compact_boundary", "microcompact_boundary"):
             self.context.notes[f"{subtype}"] += 1
-            if isinstance(kept, dict) and any(key.startswith("preserved") for key in cast("dict[str, Any]", kept)):
+            names = cast("dict[str, Any]", kept) if isinstance(kept, dict) else {}
+            if "preservedSegment" in names and "preservedMessages" not in names:  # their ends, not their names
                 self.context.notes["a compaction kept messages that the context after it does not repeat"] += 1
         else:
             self.lines.outside(entry)
@@ -132,6 +134,7 @@ class _Session:
     def add(self, message: Message, entry: Entry, after: str | None) -> str:
         """Adds one message; the first one after a boundary gets the edge that says why."""
         name = self.tree.add(message, after)
+        self.made.setdefault(entry.uuid, []).append(message)
         edge = self.lines.boundary(entry) if after is None else None
         if edge is not None:
             meta = edge.row.get("compactMetadata")
@@ -211,8 +214,18 @@ class _Session:
     def given(self, entry: Entry) -> None:
         self.placed.add(entry.uuid)
         at = self.rest_message(entry, self.result_messages(entry, self.after(entry)))
+        edge = self.lines.boundary(entry) if entry.row.get("isCompactSummary") else None
+        for one in self.lines.kept(edge, entry) if edge is not None else []:
+            at = self.again(one, at)
         if at is not None:
             self.last[entry.uuid] = at
+
+    def again(self, entry: Entry, at: str | None) -> str | None:
+        """What a compaction kept of an entry, once more after its summary; none of it was sampled there."""
+        self.place(entry)
+        for message in list(self.made.get(entry.uuid, [])):
+            at = self.tree.add(message.model_copy(update={"copied": True, "sampled": None}, deep=True), at)
+        return at
 
     def parts(self, entry: Entry) -> list[Fields]:
         message = entry.message()

@@ -119,6 +119,33 @@ class Lines:
         place = {call: index for index, call in enumerate(order)}
         return sorted(self.results[group], key=lambda line: place.get(line.call_ids[0], len(order)))
 
+    def kept(self, boundary: Entry, summary: Entry) -> list[Entry]:
+        """The lines that a compaction kept word for word behind its summary, of a reply the first.
+
+        What the file itself links behind the summary is there already.
+        """
+        meta = boundary.row.get("compactMetadata")
+        kept = cast("dict[str, Any]", meta).get("preservedMessages") if isinstance(meta, dict) else None
+        uuids = cast("dict[str, Any]", kept).get("uuids") if isinstance(kept, dict) else None
+        found: list[Entry] = []
+        for uuid in cast("list[Any]", uuids) if isinstance(uuids, list) else []:
+            entry = self.entries.get(uuid) if isinstance(uuid, str) else None
+            if entry is None:
+                self.context.notes["a message that a compaction kept is not in this file"] += 1
+            elif not self.below(entry, summary):
+                first = self.groups[entry.group][0] if entry.type == "assistant" else entry
+                found += [first] if first not in found else []
+        return found
+
+    def below(self, entry: Entry, ancestor: Entry) -> bool:
+        """Whether `ancestor` is on the way from `entry` to its root."""
+        at: Entry | None = entry
+        walked: set[str] = set()
+        while at is not None and at is not ancestor and at.uuid not in walked:
+            walked.add(at.uuid)
+            at = self.entries.get(at.parent or "")
+        return at is ancestor
+
     def boundary(self, entry: Entry) -> Entry | None:
         """The compact boundary that the entry follows directly, through lines without messages."""
         at = self.entries.get(entry.parent or "")
