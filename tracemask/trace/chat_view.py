@@ -6,7 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 from tracemask.core.errors import TraceError
-from tracemask.trace.model import Block, Media, Message, Opaque, Reasoning, Text, ToolCall, ToolResult, Trace
+from tracemask.trace.model import Block, Media, Message, Opaque, Text, ToolCall, Trace
+
+_CONTENT = (Text, Media, Opaque)
 
 
 def to_chat(message: Message, *, reasoning_field: str | None = None) -> dict[str, Any]:
@@ -19,7 +21,8 @@ def to_chat(message: Message, *, reasoning_field: str | None = None) -> dict[str
     """
     blocks: Sequence[Block] = message.blocks
     out: dict[str, Any] = {"role": message.role}
-    result = next((block for block in blocks if isinstance(block, ToolResult)), None)
+    results = [block for block in blocks if block.type == "tool_result"]
+    result = results[0] if results else None
     if result is not None:
         if len(blocks) > 1:
             raise TraceError(
@@ -30,11 +33,11 @@ def to_chat(message: Message, *, reasoning_field: str | None = None) -> dict[str
             )
         blocks = result.content
     out["content"] = _chat_content(blocks, parts=message.parts)
-    thoughts = [block for block in blocks if isinstance(block, Reasoning) and block.text is not None]
+    thoughts = [block for block in blocks if block.type == "reasoning" and block.text is not None]
     if thoughts:
         key = reasoning_field or thoughts[0].field or "reasoning_content"
         out[key] = "".join(block.text or "" for block in thoughts)
-    calls = [_chat_call(block) for block in blocks if isinstance(block, ToolCall)]
+    calls = [_chat_call(block) for block in blocks if block.type == "tool_call"]
     if calls:
         out["tool_calls"] = calls
     if result is not None and result.call_id is not None:
@@ -55,12 +58,11 @@ def trace_to_chat(trace: Trace, branch: Sequence[Message] | int = 0) -> list[dic
 
 
 def _chat_content(blocks: Sequence[Block], *, parts: bool) -> str | list[dict[str, Any]] | None:
-    content = [block for block in blocks if isinstance(block, Text | Media | Opaque)]
-    if parts or any(not isinstance(block, Text) for block in content):
+    content = [block for block in blocks if isinstance(block, _CONTENT)]
+    texts = [block.text for block in content if block.type == "text"]
+    if parts or len(texts) < len(content):
         return [_chat_part(block) for block in content]
-    if not content:
-        return None
-    return "".join(block.text for block in content if isinstance(block, Text))
+    return "".join(texts) if texts else None
 
 
 def _chat_part(block: Text | Media | Opaque) -> dict[str, Any]:
