@@ -139,8 +139,8 @@ def test_every_kind_of_file_gives_the_same_rows(tmp_path: Path, kind: str) -> No
             {"token_ids": [1, 2], "mask": [False, True], "logprob": [0.0, -1.0], "advantage": [0.5, 0.5]},
         ),
         (  # slime: the mask covers the response only
-            {"tokens": [1, 2, 3], "response_ids": [3], "loss_mask": [1]},
-            {"token_ids": [1, 2, 3], "mask": [0, 0, 1], "response_ids": [3]},
+            {"tokens": [1, 2, 3], "response_ids": [3], "loss_mask": [1], "teacher_log_probs": [-1.0]},
+            {"token_ids": [1, 2, 3], "mask": [0, 0, 1], "response_ids": [3], "ref_logprob": [None, None, -1.0]},
         ),
         (  # no mask at all: the completion is what is trained
             {"prompt_ids": [1], "completion_ids": [2]},

@@ -148,3 +148,10 @@ def test_a_damaged_archive_is_a_coded_error(tmp_path: Path) -> None:
         whole = list(found)
         assert whole or found.skipped
         assert all(error.code.startswith("TM") and "importer" not in error.what for error in found.skipped)
+
+
+def test_a_reply_from_the_cache_is_noted(tmp_path: Path) -> None:
+    found = reading(tmp_path, {"events": [event([USER], choice("2.1 m"), cache="read")]})
+    (one,) = found
+    assert one.messages[-1].author == "policy"
+    assert found.notes["a reply that came from Inspect's cache: another call sampled it"] == 1

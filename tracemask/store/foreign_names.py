@@ -29,7 +29,7 @@ TOKEN_NAMES: dict[str, tuple[str, ...]] = {
                 "rollout_logprobs", "sampling_per_token_logps", "inference_logprobs", "log_probs"),
     "old_logprob": ("old_logprob", "old_log_probs", "old_per_token_logps", "old_logprobs"),
     "ref_logprob": ("ref_logprob", "ref_log_prob", "ref_log_probs", "ref_per_token_logps", "teacher_logprobs",
-                    "ref_logprobs"),
+                    "ref_logprobs", "reference_logprobs", "teacher_log_probs"),
     "score_logprob": ("score_logprob",),
     "trainer_logprob": ("trainer_logprob", "trainer_logprobs"),
     "entropy": ("entropy", "entropies", "entropys"),

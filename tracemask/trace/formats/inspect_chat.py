@@ -83,6 +83,8 @@ class Chat:
                     self.context.notes[f"calls of another model or role ({role or model}) are not the policy's"] += 1
                     continue
                 reply = self._reply(event, index)
+                if event.get("cache") == "read":
+                    self.context.notes["a reply that came from Inspect's cache: another call sampled it"] += 1
                 if reply is not None:
                     tools = event.take_list("tools")
                     yield Call(self._input(event, pool, index), reply, tools, compaction)
