@@ -200,6 +200,10 @@ def test_weights_of_every_component_become_prime_rl_s_streams(tmp_path: Path, so
         np.testing.assert_array_equal(row["weight.ce"], expected["weight.ce"])
     done = export(weighed, str(tmp_path / "kept"), to="prime-rl")
     assert not {"weight.rl", "weight.ce", "advantage"} & set(done.lost)
+    assert (done.trained, done.mask) == (done.tokens, "weight.rl, weight.ce")
+    done = export(weighed, str(tmp_path / "verl"), to="verl", component="rl")
+    assert set(done.lost) & {"weight.rl", "weight.ce"} == {"weight.ce"}
+    assert (done.trained, done.mask) == (sum(int(row["sampled"].sum()) for row in weighed), "weight.rl")
 
 
 def test_a_component_without_policy_gradient_switches_prime_rl_s_off(tmp_path: Path, source: Dataset) -> None:

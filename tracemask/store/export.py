@@ -58,7 +58,8 @@ def export(dataset: Dataset, out: str, *, to: str, component: str | None = None,
     files = WRITERS[form.kind.value](folder, _schema(dataset, form), _records(dataset, form, component, done))
     done.files = tuple(files)
     if form.fields is not None:
-        done.lost = tuple(name for name in dataset.token_columns if name not in form.keeps)
+        own = f"weight.{component}" if component is not None and "weight.*" in form.keeps else ""
+        done.lost = tuple(name for name in dataset.token_columns if name not in (*form.keeps, own))
     return done
 
 
@@ -87,7 +88,11 @@ def _records(dataset: Dataset, form: Form, component: str | None, done: Exported
             loss, done.mask = in_loss(row, component)
         done.rows += 1
         done.tokens += len(row)
-        done.trained += int(np.count_nonzero(loss.mask))
+        trained, by = loss.mask, ""
+        if form.counted is not None:
+            trained, by = form.counted(row, loss)
+        done.mask = by or done.mask
+        done.trained += int(np.count_nonzero(trained))
         yield form.record(row, loss)
 
 

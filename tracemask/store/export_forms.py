@@ -49,12 +49,17 @@ Record = Callable[[Row, InLoss], dict[str, Any]]
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """record: row → fields. fields: name → Arrow spelling ("[int32]": a list); None: those of our rows."""
+    """record: row → fields. fields: name → Arrow spelling ("[int32]": a list); None: those of our rows.
+
+    keeps: columns that have a place, the component's own weights as "weight.*". counted: what is trained and the name
+    of what says so, where it is more than the mask.
+    """
 
     kind: FileKind
     record: Record
     fields: dict[str, str] | None = None
     keeps: tuple[str, ...] = ()
+    counted: Callable[[Row, InLoss], tuple[np.ndarray, str]] | None = None
 
 
 def ours(row: Row, loss: InLoss) -> dict[str, Any]:
@@ -107,8 +112,8 @@ def prime_rl(row: Row, loss: InLoss) -> dict[str, Any]:
     """
     count, mask = len(row), loss.mask
     streams = _streams(row, loss)
-    rl, ref_kl, heat = streams["rl_weights"], streams["ref_kl_weights"], row.get("temperature")
-    credited = mask if rl is None else mask & (rl != 0)
+    ref_kl, heat = streams["ref_kl_weights"], row.get("temperature")
+    credited = _credited(mask, streams)
     distilled = np.zeros(count, dtype=bool) if ref_kl is None else ref_kl != 0
     return {
         "token_ids": row["token_ids"],
@@ -122,6 +127,23 @@ def prime_rl(row: Row, loss: InLoss) -> dict[str, Any]:
         "trace_id": _text(row.scalars.get("trace_id")),
         "branch_index": row.scalars.get("branch"),
     }
+
+
+def _credited(mask: np.ndarray, streams: dict[str, np.ndarray | None]) -> np.ndarray:
+    """Tokens of the policy-gradient component."""
+    rl = streams["rl_weights"]
+    return mask if rl is None else mask & (rl != 0)
+
+
+def _in_streams(row: Row, loss: InLoss) -> tuple[np.ndarray, str]:
+    """Tokens of any of prime-rl's components, and the columns that say so ("" where only the mask does)."""
+    streams = _streams(row, loss)
+    trained = _credited(loss.mask, streams)
+    for name in ("ce_weights", "ref_kl_weights"):
+        weights = streams[name]
+        trained = trained if weights is None else trained | (weights != 0)
+    given = [f"weight.{name}" for name in PRIME_RL_STREAMS if row.get(f"weight.{name}") is not None]
+    return trained, "" if loss.component else ", ".join(given)
 
 
 def _streams(row: Row, loss: InLoss) -> dict[str, np.ndarray | None]:
@@ -180,6 +202,9 @@ _PRIME_RL = {"token_ids": "[int32]", "mask": "[bool]", "logprobs": "[float32]", 
              "env_name": "string", "ref_logprobs": "[float32]", **dict.fromkeys(PRIME_RL_STREAMS.values(), "[float32]"),
              "advantages": "[float32]", "trace_id": "string", "branch_index": "int32"}  # fmt: skip
 
+_PRIME_RL_KEEPS = ("token_ids", "logprob", "advantage", "temperature", "ref_logprob", "weight.*",
+                   *(f"weight.{name}" for name in PRIME_RL_STREAMS))  # fmt: skip
+
 FORMS: Table[Form] = Table(
     "export form",
     **{
@@ -187,18 +212,13 @@ FORMS: Table[Form] = Table(
         "jsonl": Form(FileKind.JSONL, ours),
         "hf": Form(FileKind.HF, ours),
         "trl": Form(FileKind.PARQUET, trl, _TRL, keeps=("token_ids",)),
-        "verl": Form(FileKind.PARQUET, verl, _VERL, keeps=("token_ids", "logprob", "advantage")),
+        "verl": Form(FileKind.PARQUET, verl, _VERL, keeps=("token_ids", "logprob", "advantage", "weight.*")),
         "prime-rl": Form(
             FileKind.JSONL,
             prime_rl,
             _PRIME_RL,
-            keeps=(
-                "token_ids",
-                "logprob",
-                "advantage",
-                "temperature",
-                *(f"weight.{name}" for name in PRIME_RL_STREAMS),
-            ),
+            keeps=_PRIME_RL_KEEPS,
+            counted=_in_streams,
         ),
     },
 )
