@@ -328,3 +328,33 @@ def test_an_observation_that_the_model_saw_cut_is_noted(tmp_path: Path) -> None:
     found = reading(tmp_path, USER, action("k1", "r1"), observed("k1", content=long, metadata={}))
     list(found)
     assert sum("saw cut" in note for note in found.notes) == 1
+
+
+@pytest.mark.parametrize(
+    ("event", "text"),
+    [
+        ({"observation": "run", "extras": {"metadata": METADATA | {"py_interpreter_path": None}}, "cause": 1},
+         "<ropes>\n[Current working directory: /srv]\n[Command finished with exit code 2]"),
+        ({"observation": "run", "extras": {"metadata": {"exit_code": 0}}},
+         "\nObserved result of command executed by user:\nropes\n[Command finished with exit code 0]"),
+        ({"observation": "run", "extras": {"command_id": 3}}, "ropes"),
+        ({"observation": "error"}, "ropes\n[Error occurred in processing last action]"),
+        ({"observation": "user_rejected"}, "OBSERVATION:\nropes\n[Last action has been rejected by the user]"),
+        ({"observation": "read", "extras": {"path": "/a"}}, "ropes"),
+    ],
+)  # fmt: skip
+def test_an_observation_of_the_older_app_says_what_it_told_the_model(
+    event: dict[str, Any], text: str, tmp_path: Path
+) -> None:
+    reply = {"role": "assistant", "content": "I look.", "tool_calls": [{"id": "k", "type": "function",
+             "function": {"name": "execute_bash", "arguments": "{}"}}]}  # fmt: skip
+    meta = {"tool_call_id": "k", "function_name": "execute_bash", "model_response": {"choices": [{"message": reply}]}}
+    rows = [
+        {"id": 0, "source": "user", "action": "message", "args": {"content": "Sail."}},
+        {"id": 1, "source": "agent", "action": "run", "args": {"command": "ls"}, "tool_call_metadata": meta},
+        {"id": 2, "source": "agent", "content": "ropes", **event},
+    ]
+    (tmp_path / "run.json").write_text(json.dumps(rows))
+    (one,) = read_traces(tmp_path / "run.json", format="openhands", on_error="fail")
+    block = one.messages[-1].blocks[0]
+    assert (block.content[0] if isinstance(block, ToolResult) else block).text == text  # type: ignore[union-attr]

@@ -50,7 +50,11 @@ def identify(files: list[InputFile]) -> tuple[list[InputFile], list[str]]:
         raise reasons[0]
     if len(first) > 1:
         shown = ", ".join(f"{first[name]} is {name}" for name in sorted(first))
-        raise TraceError("TM913", what=f"the files are of {len(first)} formats: {shown}", fix="name the files of one format at a time")
+        raise TraceError(
+            "TM913",
+            what=f"the files are of {len(first)} formats: {shown}",
+            fix="name the files of one format at a time",
+        )
     return [file if file.format else replace(file, format=next(iter(first))) for file in known], left_out
 
 

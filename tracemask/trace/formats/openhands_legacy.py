@@ -8,6 +8,7 @@ from typing import Any, cast
 from tracemask.trace.chat import CALL_SHAPE, CHAT_SHAPE
 from tracemask.trace.engine import call_of
 from tracemask.trace.fields import Fields
+from tracemask.trace.formats.openhands_told import told_before
 from tracemask.trace.formats.openhands_view import View
 from tracemask.trace.model import AuthorName, Block, Message, Text, ToolResult
 from tracemask.trace.parts import media_block
@@ -132,11 +133,12 @@ class Legacy:
         content = event.take("content")
         if content is not None and not isinstance(content, str):
             raise event.error("content", "expected a string")
-        extras = event.get("extras")
-        blocks: list[Block] = [Text(text=content or "")]
-        blocks += _images(Fields(extras, event.at("extras"))) if isinstance(extras, dict) else []
         known_call = Fields(meta, event.at("tool_call_metadata")) if isinstance(meta, dict) else Fields({}, event.where)
         call_id = known_call.take_id("tool_call_id") or self.calls.get(str(event.get("cause")))
+        given = event.get("extras")
+        extras = Fields(given if isinstance(given, dict) else {}, event.at("extras"))
+        said = told_before(kind, content or "", extras, called=bool(call_id))
+        blocks: list[Block] = [Text(text=said), *_images(extras)]
         if call_id:
             result = ToolResult(call_id=call_id, content=blocks, is_error=kind == "error")
             self.view.append(name, Message(id=name, role="tool", author="environment", blocks=[result]))

@@ -1,6 +1,7 @@
 """What an observation of an OpenHands tool is to the model: its content, and what its tool says around it.
 
-Knows no event. The tools' words as of openhands-tools 1.58; what they cut or draw besides is counted, not made up.
+Knows no event. The tools' words as of openhands-tools 1.58 and the older app's last versions; what they cut or draw
+besides is counted, not made up.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ def told(observation: Fields, notes: Counter[str]) -> list[Block]:
     output = observation.take("output") if given is None else given
     content = content_blocks([output] if isinstance(output, dict) else output, observation.at("content"))
     if kind in _TERMINAL and isinstance(observation.get("metadata"), dict):
-        content = [Text(text=_terminal(content, Fields(observation.get("metadata"), observation.at("metadata"))))]
+        said = "".join(block.text for block in content if isinstance(block, Text))
+        content = [Text(text=_terminal(said, Fields(observation.get("metadata"), observation.at("metadata"))))]
     blocks: list[Block] = [Text(text=_FAILED)] if observation.get("is_error") is True else []
     if kind == "TaskObservation":
         blocks.insert(0, Text(text=_task(observation)))
@@ -36,9 +38,21 @@ def told(observation: Fields, notes: Counter[str]) -> list[Block]:
     return blocks + content
 
 
-def _terminal(content: list[Block], metadata: Fields) -> str:
+def told_before(kind: str | None, said: str, extras: Fields, *, called: bool) -> str:
+    """The same of an observation of the older app. called: whether a call of the policy is known to have asked for it.
+
+    Commands have said where they ended since their observations have metadata; before that they are left as they are.
+    """
+    if kind == "run" and isinstance(extras.get("metadata"), dict):
+        text = _terminal(said, Fields(extras.get("metadata"), extras.at("metadata")))
+        return text if called else f"\nObserved result of command executed by user:\n{text}"
+    if kind == "error":
+        return f"{said}\n[Error occurred in processing last action]"
+    return f"OBSERVATION:\n{said}\n[Last action has been rejected by the user]" if kind == "user_rejected" else said
+
+
+def _terminal(said: str, metadata: Fields) -> str:
     """The output between what the shell said before and after it, then where and how the command ended."""
-    said = "".join(block.text for block in content if isinstance(block, Text))
     text = f"{metadata.get('prefix') or ''}{said}{metadata.get('suffix') or ''}"
     if metadata.get("working_dir"):
         text += f"\n[Current working directory: {metadata.get('working_dir')}]"
