@@ -146,9 +146,10 @@ class Tokenizer:
 
     @cached_property
     def plain(self) -> Backend:
-        """The automatic backend with no added token at all."""
+        """With no added token at all: the reference where it was asked for, else the automatic backend."""
         nothing = frozenset(self.added)
-        return BACKENDS["auto"](_stripped(self.json, nothing), self.without(nothing))
+        name = "tokenizers" if self.backend == "tokenizers" else "auto"
+        return BACKENDS[name](_stripped(self.json, nothing), self.without(nothing))
 
     def encode(self, text: str, *, control: str = "ids") -> list[int]:
         """Ids of `text`. control: "ids" (added tokens are recognized) or "text" (special ones are ordinary text)."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
+_MEMBERS = ("normalizers", "pretokenizers", "decoders", "processors")
 _BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>\Z")
 
 
@@ -18,11 +19,11 @@ def byte_alphabet() -> dict[str, int]:
 
 
 def parts_of(node: Any) -> list[dict[str, Any]]:
-    """A normalizer, pre-tokenizer or decoder as the flat list of its members (Sequences opened)."""
+    """A normalizer, pre-tokenizer, decoder or post-processor as the flat list of its members (Sequences opened)."""
     if not isinstance(node, dict):
         return []
-    inner = node.get("normalizers") or node.get("pretokenizers") or node.get("decoders")
     if node.get("type") == "Sequence":
+        inner = next((node[name] for name in _MEMBERS if name in node), None)
         return [part for item in inner or [] for part in parts_of(item)]
     return [node]
 

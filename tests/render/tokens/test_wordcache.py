@@ -134,6 +134,17 @@ def split(**changes: Any) -> dict[str, Any]:
     return {"type": "Split", "pattern": {"Regex": r"\s+|\S+"}, "behavior": "Isolated", "invert": False, **changes}
 
 
+def model(**changes: Any) -> dict[str, Any]:
+    return source(model={**source()["model"], **changes})
+
+
+TEXT = {"Sequence": {"id": "A", "type_id": 0}}
+
+
+def written(single: list[dict[str, Any]]) -> dict[str, Any]:
+    return {"type": "TemplateProcessing", "single": single, "pair": [TEXT, TEXT], "special_tokens": {}}
+
+
 @pytest.mark.parametrize(
     ("content", "why"),
     [
@@ -147,7 +158,15 @@ def split(**changes: Any) -> dict[str, Any]:
         (source(pre_tokenizer={"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True}), "ByteLevel"),
         (source(normalizer={"type": "NFKC"}), "NFKC"),
         (source(normalizer={"type": "Lowercase"}), "Lowercase"),
-        (source(model={**source()["model"], "dropout": 0.1}), "dropout"),
+        (model(dropout=0.1), "dropout"),
+        (model(unk_token="<nothing>"), "an unk_token without an id"),
+        (model(type="WordLevel", unk_token="<nothing>"), "the model WordLevel"),
+        (
+            model(type="WordPiece", unk_token="[NONE]", continuing_subword_prefix="##", max_input_chars_per_word=9),
+            "WordPiece",
+        ),
+        (source(post_processor=written([TEXT, TEXT])), "a template"),
+        (source(post_processor={"type": "Sequence", "processors": [LAST, written([])]}), "a template"),
     ],
 )
 def test_an_unknown_tokenizer_is_encoded_by_the_reference(content: dict[str, Any], why: str) -> None:
@@ -167,6 +186,10 @@ def test_an_unknown_tokenizer_is_encoded_by_the_reference(content: dict[str, Any
         source(pre_tokenizer={"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}),
         source(normalizer=None, added_tokens=[]),
         source(normalizer={"type": "Sequence", "normalizers": [{"type": "NFC"}]}),
+        source(post_processor=written([TEXT])),
+        source(model={key: value for key, value in source()["model"].items() if key != "type"}),
+        model(ignore_merges=True),
+        model(unk_token="!", vocab={k: v for k, v in source()["model"]["vocab"].items() if k != "q"}, merges=[]),
     ],
 )
 def test_every_known_form_of_boundary_agrees(content: dict[str, Any]) -> None:
@@ -174,6 +197,13 @@ def test_every_known_form_of_boundary_agrees(content: dict[str, Any]) -> None:
     texts = ["".join(PIECES[first::step]) for step in range(1, 9) for first in range(step)]
     texts += ["1234567 12,5 ١٢٣ Ⅷ½²", "中文 1中2", "x" * 70 + "1" * 70]
     assert cached.encode_batch(texts) == cached._reference.encode_batch(texts)
+
+
+def test_asking_for_the_package_switches_the_cache_off_everywhere() -> None:
+    tokenizer = Tokenizer.load(SMALL, backend="tokenizers")
+    assert isinstance(tokenizer.engine, Tokenizers)
+    assert isinstance(tokenizer.plain, Tokenizers)
+    assert isinstance(loaded(SMALL).plain, WordCache)
 
 
 def test_a_word_cache_that_disagrees_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:

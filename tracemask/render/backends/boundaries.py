@@ -56,7 +56,7 @@ def _patterns(source: dict[str, Any]) -> Iterator[str]:
     parts = parts_of(source.get("pre_tokenizer"))
     if not parts or parts[-1].get("type") != "ByteLevel":
         raise Unsupported("a pre-tokenizer that does not end with ByteLevel")
-    for part in parts:
+    for place, part in enumerate(parts, 1):
         kind = part.get("type")
         if kind == "Split" and part.get("behavior") == "Isolated" and not part.get("invert"):
             pattern = part.get("pattern") or {}
@@ -65,7 +65,7 @@ def _patterns(source: dict[str, Any]) -> Iterator[str]:
             yield pattern["Regex"]
         elif kind == "Digits":
             yield r"\p{N}" if part.get("individual_digits") else r"\p{N}+"
-        elif kind == "ByteLevel" and part is parts[-1] and part.get("add_prefix_space") is False:
+        elif kind == "ByteLevel" and place == len(parts) and part.get("add_prefix_space") is False:
             if part.get("use_regex", True):
                 yield GPT2
         else:

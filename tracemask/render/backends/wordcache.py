@@ -13,7 +13,7 @@ from tracemask.render.backends.boundaries import Boundaries
 from tracemask.render.backends.patterns import Unsupported
 from tracemask.render.backends.probes import PROBES, Comparison
 from tracemask.render.backends.tokenizers import Tokenizers
-from tracemask.render.vocabulary import byte_alphabet
+from tracemask.render.vocabulary import byte_alphabet, parts_of
 
 WORDS = 200_000
 """Words remembered; then all are forgotten. About 120 bytes each."""
@@ -32,7 +32,8 @@ class WordCache:
 
     def __init__(self, source: dict[str, Any], reference: Tokenizers) -> None:
         self._boundaries = Boundaries(source)
-        self._words = _Words(source, reference)
+        _encodes_words_alone(source)
+        self._words = _Words(reference)
         self._reference = reference
         self._comparison = Comparison(self.name, reference)
         self._comparison.all(PROBES, self.encode_batch(PROBES))
@@ -74,13 +75,25 @@ def automatic(source: dict[str, Any], reference: Tokenizers) -> WordCache | Toke
         return reference
 
 
+def _encodes_words_alone(source: dict[str, Any]) -> None:
+    """Raises Unsupported unless a text's ids are those of its words, one after the other, and every word has some."""
+    model = source["model"]
+    if model.get("type", "BPE") != "BPE" or "merges" not in model:
+        raise Unsupported(f"the model {model.get('type')}")
+    if model.get("dropout"):
+        raise Unsupported("a model with dropout")
+    if model.get("unk_token") is not None and model["unk_token"] not in model["vocab"]:
+        raise Unsupported("an unk_token without an id")
+    for part in parts_of(source.get("post_processor")):
+        if part.get("type") == "TemplateProcessing" and sum("Sequence" in piece for piece in part["single"]) != 1:
+            raise Unsupported("a template that does not write the text once")
+
+
 class _Words(dict[str, bytes]):
     """A word -> its ids as bytes of int32, asked of the package's model on first sight."""
 
-    def __init__(self, source: dict[str, Any], reference: Tokenizers) -> None:
+    def __init__(self, reference: Tokenizers) -> None:
         super().__init__({"": b""})
-        if source["model"].get("dropout"):
-            raise Unsupported("a model with dropout")
         self._model = reference.model
         self._alphabet = {byte: character for character, byte in byte_alphabet().items()}
 
