@@ -11,23 +11,20 @@ from tracemask.core.errors import StoreError
 from tracemask.store.row import Row
 from tracemask.store.schema import SCALAR_ALIASES, SPANS, is_token_field
 from tracemask.store.spans import to_spans
-from tracemask.store.splice import Splice
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-GATHERED = 1 << 16  # bytes: smaller pieces are gathered before they are written, larger ones pass through
-
 
 class Columns:
-    """Makes record batches of `schema`. splice: takes large columns as they lie in the rows; None: all are copied.
+    """Makes record batches of `schema`.
 
-    What is copied goes into memory that all batches share, since fresh pages cost several times what the copy does: a
-    batch must be written before the next is made.
+    Their memory is shared by all batches, since fresh pages cost several times what the copy into them does: a batch
+    must be written before the next is made.
     """
 
-    def __init__(self, schema: pa.Schema, splice: Splice | None) -> None:
-        self._schema, self._splice = schema, splice
+    def __init__(self, schema: pa.Schema) -> None:
+        self._schema = schema
         self._plan = [(field, is_token_field(field)) for field in schema]
         self._memory: dict[str, np.ndarray] = {}
 
@@ -61,8 +58,6 @@ class Columns:
             flat = self._joined(name, present, stored)
             packed = pa.py_buffer(np.packbits(flat, bitorder="little"))  # pa.array takes several times as long
             values = pa.Array.from_buffers(kind, len(flat), [None, packed], null_count=0)
-        elif self._splice is not None and sum(map(len, present)) * stored.itemsize >= GATHERED:
-            values = pa.array(self._splice.stand_in(present, stored), type=kind, from_pandas=False)
         else:
             values = pa.array(self._joined(name, present, stored), type=kind, from_pandas=False)
         return pa.LargeListArray.from_arrays(offsets, values, type=field.type, mask=mask)

@@ -27,8 +27,8 @@ _serial = itertools.count()
 class Sink(Protocol):
     """Bytes on their way to a name: nothing is visible before `commit`, nothing remains after `abort`."""
 
-    def write(self, *pieces: Any) -> int:
-        """Takes contiguous pieces of memory, one after the other; returns how many bytes."""
+    def write(self, data: Any) -> int:
+        """Takes contiguous memory, free for other use when this returns; returns how many bytes."""
         ...
 
     @property
@@ -84,22 +84,21 @@ class LocalSink:
         with write_errors(str(self._target)):
             self._file: IO[bytes] = self._temporary.open("wb", buffering=0)
 
-    def write(self, *pieces: Any) -> int:
-        before = self.size
-        for piece in pieces:
-            view = memoryview(piece)
-            if not view.nbytes:
-                continue
-            view = view.cast("B")
-            self.size += len(view)
-            while len(view) > (room := len(self._block) - self._filled):
-                self._block[self._filled :] = view[:room]
-                self._filled, view = len(self._block), view[room:]
-                self._next_block()
-            end = self._filled + len(view)
-            self._block[self._filled : end] = view
-            self._filled = end
-        return self.size - before
+    def write(self, data: Any) -> int:
+        view = memoryview(data)
+        if not view.nbytes:
+            return 0
+        view = view.cast("B")
+        size = len(view)
+        while len(view) > (room := len(self._block) - self._filled):
+            self._block[self._filled :] = view[:room]
+            self._filled, view = len(self._block), view[room:]
+            self._next_block()
+        end = self._filled + len(view)
+        self._block[self._filled : end] = view
+        self._filled = end
+        self.size += size
+        return size
 
     def _next_block(self) -> None:
         """Gives the full block away and takes a free one; waits for one where all are in use."""
@@ -183,10 +182,9 @@ class ObjectSink:
         self._fs, self._path, self._where = fs, path, where
         self._bytes = bytearray()
 
-    def write(self, *pieces: Any) -> int:
+    def write(self, data: Any) -> int:
         before = len(self._bytes)
-        for piece in pieces:
-            self._bytes += memoryview(piece)
+        self._bytes += memoryview(data)
         return len(self._bytes) - before
 
     @property
@@ -201,3 +199,24 @@ class ObjectSink:
 
     def abort(self) -> None:
         self._bytes.clear()
+
+
+class Writable:
+    """What pyarrow needs of a Python file to write into a sink."""
+
+    closed = False
+
+    def __init__(self, sink: Sink) -> None:
+        self._sink = sink
+
+    def write(self, data: Any) -> int:
+        return self._sink.write(data)
+
+    def flush(self) -> None:
+        """The sink decides when its bytes go on."""
+
+    def close(self) -> None:
+        """The sink closes at commit."""
+
+    def writable(self) -> bool:
+        return True

@@ -9,20 +9,20 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tracemask.core.errors import StoreError
-from tracemask.store.columns import GATHERED, Columns
+from tracemask.store.columns import Columns
 from tracemask.store.counts import Counts
 from tracemask.store.folder import Folder, open_folder, put
 from tracemask.store.manifest import Notes, Receipt, Skip, receipt_name, seal
 from tracemask.store.row import Row
 from tracemask.store.rows import check_lengths
 from tracemask.store.schema import SPANS, TOKEN_COLUMNS, Profile, cast, shard_schema
-from tracemask.store.sink import Sink
-from tracemask.store.splice import Splice
+from tracemask.store.sink import Sink, Writable
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 BATCH_TOKENS = 1 << 19  # tokens that become columns at once: their memory is small enough to be reused
+GATHERED = 1 << 16  # bytes: smaller pieces are gathered before they are written, larger ones pass through
 COMPACT_TOKENS = 1 << 13  # tokens that are compressed together: short rows share what a batch costs
 
 
@@ -123,9 +123,8 @@ class ShardWriter:
         assert self._sink is not None
         schema = self._schema()
         options = pa.ipc.IpcWriteOptions(compression="lz4" if self._compact else None, use_threads=False)
-        splice = Splice(self._sink)
-        columns = Columns(schema, None if self._compact else splice)
-        out = pa.BufferedOutputStream(pa.PythonFile(splice, mode="w"), GATHERED)
+        columns = Columns(schema)
+        out = pa.BufferedOutputStream(pa.PythonFile(Writable(self._sink), mode="w"), GATHERED)
         with pa.ipc.new_file(out, schema, options=options) as stream:
             for rows in _batches(self._rows, limit=BATCH_TOKENS):
                 batch = columns.of(rows)
@@ -133,7 +132,6 @@ class ShardWriter:
                 for piece in _batches(rows, limit=COMPACT_TOKENS) if self._compact else [rows]:
                     stream.write_batch(batch.slice(start, len(piece)))
                     start += len(piece)
-                splice.check()
         out.flush()
         out.detach()
 
