@@ -16,7 +16,7 @@ from tracemask.render.backends.tokenizers import Tokenizers
 from tracemask.render.vocabulary import byte_alphabet, parts_of
 
 WORDS = 200_000
-"""Words remembered; then all are forgotten. About 120 bytes each."""
+"""Words remembered; then all are forgotten. About 150 bytes each."""
 
 LONGEST = 64
 """Characters of a word that is remembered: longer ones hardly come again."""
@@ -93,7 +93,7 @@ class _Words(dict[str, bytes]):
     """A word -> its ids as bytes of int32, asked of the package's model on first sight."""
 
     def __init__(self, reference: Tokenizers) -> None:
-        super().__init__({"": b""})
+        super().__init__()
         self._model = reference.model
         self._alphabet = {byte: character for character, byte in byte_alphabet().items()}
 
@@ -103,6 +103,5 @@ class _Words(dict[str, bytes]):
         if len(word) <= LONGEST:
             if len(self) >= WORDS:
                 self.clear()
-                self[""] = b""
             self[word] = ids
         return ids
