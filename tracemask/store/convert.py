@@ -25,7 +25,7 @@ from tracemask.store.schema import FORMAT_VERSION, Profile
 from tracemask.store.summary import Summary
 from tracemask.store.work import Tell, Work
 from tracemask.trace.authors import AuthorRules
-from tracemask.trace.reading import OnError, sorted_out
+from tracemask.trace.reading import READER_VERSION, OnError, sorted_out
 
 __all__ = ["ENGINES", "Engine", "Progress", "RenderConfig", "convert"]
 
@@ -117,6 +117,7 @@ def _config(
     """What besides the inputs decides the bytes; not workers, engine or tokenizer backend."""
     return {
         "store": FORMAT_VERSION,
+        "reader": READER_VERSION,
         "renderer": render.build().fingerprint,
         "profile": profile.value,
         "units_per_shard": every,

@@ -18,6 +18,9 @@ from tracemask.trace.model import Trace
 from tracemask.trace.sniff import identify
 from tracemask.trace.unit import Unit, UnitRange, format_of, read_units
 
+READER_VERSION = "2"
+"""Raised whenever a log becomes other traces than before: a conversion is not continued by another reader."""
+
 OnError = Literal["skip", "fail"]
 Paths = str | os.PathLike[str] | list[str | os.PathLike[str]]
 
