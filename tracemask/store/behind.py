@@ -25,7 +25,11 @@ class Behind(Generic[T]):
         self._reached = threading.Event()
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="tracemask-behind", daemon=True)
-        self._thread.start()
+        try:
+            self._thread.start()
+        except BaseException:  # an interrupt, too: the thread may run, and nobody else knows of it
+            self._pieces.put(None)
+            raise
 
     def _run(self) -> None:
         while (piece := self._pieces.get()) is not None:

@@ -25,7 +25,10 @@ _serial = itertools.count()
 
 
 class Sink(Protocol):
-    """Bytes on their way to a name: nothing is visible before `commit`, nothing remains after `abort`."""
+    """Bytes on their way to a name: nothing is visible before `commit`, nothing remains after `abort`.
+
+    What is written after `abort` is dropped: Arrow's streams write what they still hold when they are freed.
+    """
 
     def write(self, data: Any) -> int:
         """Takes contiguous memory, free for other use when this returns; returns how many bytes."""
@@ -81,13 +84,14 @@ class LocalSink:
         self._writing: Behind[memoryview] | None = None
         self._syncing: Behind[None] | None = None
         self._unsynced = self.size = 0
+        self._dropped = False
         with write_errors(str(self._target)):
             self._file: IO[bytes] = self._temporary.open("wb", buffering=0)
 
     def write(self, data: Any) -> int:
         view = memoryview(data)
-        if not view.nbytes:
-            return 0
+        if self._dropped or not view.nbytes:
+            return view.nbytes
         view = view.cast("B")
         size = len(view)
         while len(view) > (room := len(self._block) - self._filled):
@@ -115,9 +119,9 @@ class LocalSink:
 
     def _hand_over(self, block: memoryview) -> None:
         if self._writing is None:
-            self._add_blocks(_BLOCKS - 1)  # at once: large memory has large pages
-            self._hashing = Behind(self._hash.update, then=self._free.put)
+            self._hashing = self._hashing or Behind(self._hash.update, then=self._free.put)
             self._writing = Behind(self._write, then=self._hashing.give)
+            self._add_blocks(_BLOCKS - 1)  # at once: large memory has large pages
         with write_errors(str(self._target)):
             self._writing.give(block)
 
@@ -161,6 +165,7 @@ class LocalSink:
         self._writing = self._hashing = self._syncing = None
 
     def abort(self) -> None:
+        self._dropped = True
         self._end(drop=True)
         with contextlib.suppress(OSError):
             self._file.close()
