@@ -250,6 +250,22 @@ def test_the_lock_of_a_killed_writer_is_free_at_once(tmp_path: Path) -> None:
         pass
 
 
+@pytest.mark.parametrize("call", ["pwrite", "ftruncate"])
+def test_a_lock_that_a_full_disk_does_not_take_is_said_and_taken_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, call, full)
+        with pytest.raises(StoreError, match="TM932 No space left.*free some space"), locked(open_folder(tmp_path)):
+            pass
+    assert list(tmp_path.iterdir()) == []
+    with locked(open_folder(tmp_path)):
+        pass
+
+
 def test_a_lock_left_in_an_object_store_is_taken_once_it_lapsed_or_by_force(monkeypatch: pytest.MonkeyPatch) -> None:
     folder = open_folder("memory://store-lock")
     put(folder, LOCK, b'{"host": "elsewhere", "pid": 1}')

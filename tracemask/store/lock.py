@@ -42,25 +42,34 @@ def locked(folder: Folder, *, force: bool = False) -> Iterator[None]:
 
 @contextmanager
 def _file_lock(path: Path) -> Iterator[None]:
-    import fcntl
-
     with write_errors(str(path)):
         handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise _held(str(path), path.read_bytes()) from None
-        if not path.exists() or os.fstat(handle).st_ino != path.stat().st_ino:
-            raise _held(str(path), b"")  # another owner finished in between and took its lock file away
-        os.ftruncate(handle, 0)
-        os.pwrite(handle, json.dumps(owner()).encode(), 0)
+        with write_errors(str(path)):
+            _take(handle, path)
         try:
             yield
         finally:
             path.unlink(missing_ok=True)
     finally:
         os.close(handle)
+
+
+def _take(handle: int, path: Path) -> None:
+    import fcntl
+
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise _held(str(path), path.read_bytes()) from None
+    if not path.exists() or os.fstat(handle).st_ino != path.stat().st_ino:
+        raise _held(str(path), b"")  # another owner finished in between and took its lock file away
+    try:
+        os.ftruncate(handle, 0)
+        os.pwrite(handle, json.dumps(owner()).encode(), 0)
+    except OSError:
+        path.unlink(missing_ok=True)
+        raise
 
 
 @contextmanager
