@@ -340,6 +340,7 @@ def test_a_column_map_for_shards_of_ours_is_refused_by_everything_that_takes_one
     shards = dataset(tmp_path / "shards", rows(3)).paths[0]
     for verb in (
         lambda: tracemask.open_dataset(shards, columns={"mask": "m"}),
+        lambda: open_dataset(shards, columns={"mask": "m"}),
         lambda: tracemask.check_dataset(shards, settings=Settings(columns={"mask": "m"})),
         lambda: next(tracemask.prepare(shards, "grpo", columns={"mask": "m"})),
     ):

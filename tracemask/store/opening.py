@@ -16,20 +16,15 @@ Named = str | os.PathLike[str]
 def open_named(paths: Named | Sequence[Named], *, columns: Mapping[str, str] | None = None) -> Dataset:
     """The dataset at a path or URL, several of one kind as one, or JSON lines of token rows from "-" or another pipe.
 
-    columns: our names to theirs, for other tools' data. UsageError TM900: such a map for shards of ours, which would
-    change nothing; a pipe beside other datasets. Everything else as `open_dataset`.
+    columns: our names to theirs, for other tools' data. UsageError TM900: a pipe beside other datasets. Everything else
+    as `open_dataset`.
     """
     given = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
     with drained(given) as files:
         pipe = next((file for file in files if isinstance(file, Drained)), None)
         if pipe is None:
-            dataset = open_dataset(files, columns=columns or None)
-        else:
-            dataset = _piped(pipe, columns or {}, alone=len(files) == 1)
-    if columns and dataset.kind == "tracemask":
-        what = "column names are for other tools' data, and these are shards of ours"
-        raise UsageError("TM900", where=", ".join(dataset.paths), what=what, fix="leave --columns out")
-    return dataset
+            return open_dataset(files, columns=columns or None)
+        return _piped(pipe, columns or {}, alone=len(files) == 1)
 
 
 def _piped(pipe: Drained, columns: Mapping[str, str], *, alone: bool) -> Dataset:

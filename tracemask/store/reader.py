@@ -121,7 +121,8 @@ def open_dataset(
     map of our names to theirs ({"ids": "tokens", "mask": "m"}), for ours a sequence of the per-token columns to read.
 
     Errors: TM901 no such path, TM931 not a dataset, TM904 no rows, TM508 cut, missing or unfinished, TM506 shards of
-    different tokenizers or templates, TM902 no such column, TM501 not a schema this version reads.
+    different tokenizers or templates, TM902 no such column, TM900 a map for shards of ours, TM501 not a schema this
+    version reads.
     """
     paths = [os.fspath(path)] if isinstance(path, str | os.PathLike) else [os.fspath(one) for one in path]
     if not paths:
@@ -137,10 +138,13 @@ def open_dataset(
 
 
 def _check_columns(dataset: Dataset, columns: Mapping[str, str] | Sequence[str] | None) -> None:
-    """TM902 where a column is asked for that no shard has."""
-    if columns is None or isinstance(columns, Mapping):
+    """TM902 where a column is asked for that no shard has, TM900 for a map that would change nothing."""
+    if isinstance(columns, Mapping):
+        if columns and dataset.kind == "tracemask":
+            what = "column names are for other tools' data, and these are shards of ours"
+            raise UsageError("TM900", where=", ".join(dataset.paths), what=what, fix="leave --columns out")
         return
-    for name in columns:
+    for name in columns or ():
         if name not in dataset.token_columns:
             held = [source.stored_columns for source in dataset.sources if isinstance(source, OpenShard)]
             known = ", ".join(dict.fromkeys(found for names in held for found in names))
