@@ -18,6 +18,17 @@ _PART = known(
 BLOCK_SHAPE = {**_PART, "content": _PART}
 
 
+def content_parts(message: Fields) -> list[Fields]:
+    """The blocks of a message's content; a string is one text. Raises TraceError."""
+    content = message.get("content")
+    if isinstance(content, str):
+        content = [{"type": "text", "text": content}]
+    if not isinstance(content, list):
+        raise message.error("content", "expected a string or a list of blocks")
+    parts = cast("list[Any]", content)
+    return [Fields(raw, message.at(f"content[{index}]")) for index, raw in enumerate(parts)]
+
+
 def reply_blocks(message: Any, where: str) -> list[Block]:
     """The blocks of one assistant line's message. Raises TraceError TM911 naming the block."""
     content = Fields(message, where).take("content")

@@ -9,7 +9,7 @@ from tracemask.core.errors import TraceError
 from tracemask.core.vocab import Fidelity
 from tracemask.trace.fields import Fields
 from tracemask.trace.formats import Context, Format, Head, Line, UnitKind, keep
-from tracemask.trace.formats.claude_blocks import reply_blocks, result_block
+from tracemask.trace.formats.claude_blocks import content_parts, reply_blocks, result_block
 from tracemask.trace.formats.claude_lines import LINE_SHAPE, Entry, Lines
 from tracemask.trace.model import AuthorName, Block, Message, Source, Text, ToolCall, Trace
 from tracemask.trace.parts import part_block
@@ -227,19 +227,9 @@ class _Session:
             at = self.tree.add(message.model_copy(update={"copied": True, "sampled": None}, deep=True), at)
         return at
 
-    def parts(self, entry: Entry) -> list[Fields]:
-        message = entry.message()
-        content = message.get("content")
-        if isinstance(content, str):
-            content = [{"type": "text", "text": content}]
-        if not isinstance(content, list):
-            raise message.error("content", "expected a string or a list of blocks")
-        parts = cast("list[Any]", content)
-        return [Fields(raw, message.at(f"content[{index}]")) for index, raw in enumerate(parts)]
-
     def result_messages(self, entry: Entry, at: str | None) -> str | None:
         """One tool message for each result of a user line."""
-        results = [part for part in self.parts(entry) if part.get("type") == "tool_result"]
+        results = [part for part in content_parts(entry.message()) if part.get("type") == "tool_result"]
         for number, part in enumerate(results):
             name = entry.uuid if number == 0 else f"{entry.uuid}.{number}"
             message = Message(
@@ -254,7 +244,7 @@ class _Session:
 
     def rest_message(self, entry: Entry, at: str | None) -> str | None:
         """One user message with what a user line holds beside results."""
-        parts = self.parts(entry)
+        parts = content_parts(entry.message())
         rest = [part_block(part.raw, part.where) for part in parts if part.get("type") != "tool_result"]
         if not rest:
             return at
