@@ -150,7 +150,7 @@ def written(single: list[dict[str, Any]]) -> dict[str, Any]:
     [
         (cut_by(split(pattern={"String": " "})), "a Split at a fixed text"),
         (cut_by(split(behavior="Removed")), "the pre-tokenizer Split"),
-        (cut_by(split(invert=True)), "the pre-tokenizer Split"),
+        (cut_by(split(behavior="MergedWithNext", invert=True)), "the pre-tokenizer Split"),
         (cut_by(split(pattern={"Regex": r"\p{Han}+|\P{Han}"})), "Han"),
         (cut_by({"type": "WhitespaceSplit"}), "WhitespaceSplit"),
         (cut_by(), "no pattern"),
@@ -180,6 +180,10 @@ def test_an_unknown_tokenizer_is_encoded_by_the_reference(content: dict[str, Any
     "content",
     [
         cut_by(split()),
+        cut_by(split(invert=True)),
+        cut_by(split(behavior="Removed", invert=True)),
+        cut_by(split(pattern={"Regex": r"[一-龥]+|\p{L}+"}, behavior="Removed", invert=True), split()),
+        cut_by(split(pattern={"Regex": "[一-龥]+"}, behavior="Removed", invert=True)),
         cut_by({"type": "Digits", "individual_digits": True}, split()),
         cut_by({"type": "Digits", "individual_digits": False}, split()),
         cut_by(split(pattern={"Regex": r"\p{N}{1,3}"}), split(pattern={"Regex": "[一-龥]+"}), split()),

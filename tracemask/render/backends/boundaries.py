@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cache
 from itertools import chain
 from typing import Any
@@ -21,16 +21,17 @@ class Boundaries:
     """Cuts a text into words exactly as the package does; `covers` tells for which texts. Raises Unsupported."""
 
     def __init__(self, source: dict[str, Any]) -> None:
-        patterns = [Pattern(text) for text in _patterns(source)]
-        if not patterns:
+        steps = [(Pattern(text), whole) for text, whole in _steps(source)]
+        if not steps:
             raise Unsupported("no pattern cuts the text")
-        self._cuts = [re.compile(f"({pattern.source})") for pattern in patterns]
-        self._ascii_cuts = [cut for cut, pattern in zip(self._cuts, patterns) if _finds_ascii(pattern)]
+        self._cuts = [_cut(pattern, whole=whole) for pattern, whole in steps]
+        idle = [whole and not _finds_ascii(pattern) for pattern, whole in steps]
+        self._ascii_cuts = [cut for cut, nothing in zip(self._cuts, idle, strict=True) if not nothing]
         normalizers = {part.get("type") for part in parts_of(source.get("normalizer"))}
         if normalizers - {"NFC"}:
             raise Unsupported(f"the normalizer {min(map(str, normalizers - {'NFC'}))}")
         self._nfc = "NFC" in normalizers
-        self._unknown = _unknown(frozenset(text for pattern in patterns for text in pattern.folded))
+        self._unknown = _unknown(frozenset(text for pattern, _ in steps for text in pattern.folded))
         contents = [entry["content"] for entry in source.get("added_tokens") or []]
         added = {form for text in contents for form in (text, unicodedata.normalize("NFC", text)) if form}
         self._firsts = sorted({text[0] for text in added})
@@ -47,29 +48,43 @@ class Boundaries:
         """The words in order; empty ones stand between them and mean nothing."""
         words = [text]
         for cut in self._ascii_cuts if text.isascii() else self._cuts:
-            words = list(chain.from_iterable(map(cut.split, words)))
+            words = list(chain.from_iterable(map(cut, words)))
         return words
 
 
-def _patterns(source: dict[str, Any]) -> Iterator[str]:
-    """The patterns that cut a text one after the other; ByteLevel must be the last step."""
+def _steps(source: dict[str, Any]) -> Iterator[tuple[str, bool]]:
+    """The patterns that cut a text one after the other, and whether what lies between their matches is kept too.
+
+    ByteLevel must be the last step.
+    """
     parts = parts_of(source.get("pre_tokenizer"))
     if not parts or parts[-1].get("type") != "ByteLevel":
         raise Unsupported("a pre-tokenizer that does not end with ByteLevel")
     for place, part in enumerate(parts, 1):
         kind = part.get("type")
-        if kind == "Split" and part.get("behavior") == "Isolated" and not part.get("invert"):
+        if kind == "Split" and (whole := _keeps(part)) is not None:
             pattern = part.get("pattern") or {}
             if "Regex" not in pattern:
                 raise Unsupported("a Split at a fixed text")
-            yield pattern["Regex"]
+            yield pattern["Regex"], whole
         elif kind == "Digits":
-            yield r"\p{N}" if part.get("individual_digits") else r"\p{N}+"
+            yield (r"\p{N}" if part.get("individual_digits") else r"\p{N}+"), True
         elif kind == "ByteLevel" and place == len(parts) and part.get("add_prefix_space") is False:
             if part.get("use_regex", True):
-                yield GPT2
+                yield GPT2, True
         else:
             raise Unsupported(f"the pre-tokenizer {kind} with these settings")
+
+
+def _keeps(split: dict[str, Any]) -> bool | None:
+    """True: a Split keeps its matches and what lies between; False: its matches alone; None: something else."""
+    behavior, invert = split.get("behavior"), bool(split.get("invert"))
+    return True if behavior == "Isolated" else False if behavior == "Removed" and invert else None
+
+
+def _cut(pattern: Pattern, *, whole: bool) -> Callable[[str], list[str]]:
+    compiled = re.compile(f"({pattern.source})")
+    return compiled.split if whole else compiled.findall
 
 
 def _finds_ascii(pattern: Pattern) -> bool:
