@@ -23,10 +23,13 @@ def columns_option(text: str | None) -> dict[str, str] | None:
 
     if not text:
         return None
-    pairs = [pair.split("=", 1) for pair in text.split(",")]
-    if any(len(pair) != 2 or not all(pair) for pair in pairs):
+    pairs = [[part.strip() for part in pair.split("=", 1)] for pair in text.split(",")]
+    if any(len(pair) != 2 or not all(pair) for pair in pairs) or len({pair[0] for pair in pairs}) < len(pairs):
         raise UsageError(
-            "TM900", where="--columns", what=f"{text!r} is no list of name=column", fix="ids=input_ids,mask=m"
+            "TM900",
+            where="--columns",
+            what=f"{text!r} is no list of name=column",
+            fix="ids=input_ids,mask=m, each name once",
         )
     return {pair[0]: pair[1] for pair in pairs}
 

@@ -282,6 +282,13 @@ def test_column_names_that_would_change_nothing_are_refused(shards, tmp_path, wo
     assert "shards of ours" in said and "--columns" in said
 
 
+def test_column_names_are_read_with_spaces_and_once_each(tmp_path):
+    rows = rows_named(tmp_path, "rows.jsonl", toks=[1, 2, 3], mask=[0, 1, 1])
+    assert tracemask("stats", rows, "--columns", " ids = toks , mask=mask ").returncode == 0
+    for text in ("ids=toks,ids=mask", "ids", "ids=", "=toks", ",", " = "):
+        assert "each name once" in refused("TM900", "stats", rows, "--columns", text)
+
+
 def test_options_for_datasets_are_refused_with_a_log(tmp_path):
     assert "--columns" in refused("TM900", "check", HARBOUR, "--columns", "mask=m")
     assert "--traces" in refused("TM900", "check", HARBOUR, "--traces", HARBOUR)
@@ -346,6 +353,9 @@ def test_a_pipe_that_gives_nothing_or_is_not_alone_is_refused(tmp_path, shards):
         (["stats", "-"], "", "TM904"),
         (["check", "-"], "", "TM904"),
         (["stats", "-", rows], rows.read_text(), "TM900"),
+        (["stats", "-", "-"], rows.read_text(), "TM900 a pipe is given twice"),
+        (["check", "-", "-"], HARBOUR.read_text(), "TM900 a pipe is given twice"),
+        (["trace", "-", "-"], HARBOUR.read_text(), "TM900 a pipe is given twice"),
         (["train", "-", "--model", ROOT / "fixtures/models/tiny"], rows.read_text(), "TM900"),
         (["materialize", "-", "--recipe", "sft", "-o", tmp_path / "out"], rows.read_text(), "TM501"),
     ):

@@ -299,6 +299,16 @@ def test_a_manifest_of_another_tool_does_not_make_a_folder_ours(tmp_path: Path) 
     assert open_dataset(tmp_path).kind == "foreign"
 
 
+@pytest.mark.parametrize("far", [False, True])
+def test_hidden_files_are_no_part_of_a_foreign_folder(tmp_path: Path, far: bool) -> None:
+    line = '{"input_ids": [1, 2], "mask": [0, 1]}\n'
+    for name in ("a.jsonl", ".a.jsonl", ".ipynb_checkpoints/a.jsonl", "deep/.old/a.jsonl", "deep/._b.parquet"):
+        (tmp_path / "data" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "data" / name).write_text(line)
+    upload(tmp_path / "data", "memory://hidden")
+    assert len(open_dataset("memory://hidden/data" if far else tmp_path / "data")) == 1
+
+
 def test_a_missing_object_is_said() -> None:
     with pytest.raises(TracemaskError, match="TM901"):
         open_dataset("memory://nowhere/rows.parquet")

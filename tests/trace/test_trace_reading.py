@@ -278,6 +278,38 @@ def test_files_of_a_folder_that_are_not_read_are_counted_by_kind(tmp_path: Path)
     assert said[1].startswith("files with a name that no log has (4): .log 2, no ending 1, .pkl 1;")
 
 
+def test_what_is_hidden_below_a_folder_is_no_part_of_it(tmp_path: Path) -> None:
+    root = tmp_path / ".harness"  # it is named, so it is meant
+    for folder in (".", ".ipynb_checkpoints", "deep/.git/logs"):
+        (root / folder).mkdir(parents=True, exist_ok=True)
+        (root / folder / "a.jsonl").write_text(row("a"))
+        (root / folder / "a.log").touch()
+    reading = read_traces(root)
+    assert [file.rel for file in reading.files] == ["a.jsonl"]
+    assert reading.left_out.other_names == {".log": 1}
+
+
+@pytest.mark.parametrize("again", ["a.jsonl", "", "link.jsonl"])
+def test_an_input_that_is_given_twice_is_refused(tmp_path: Path, again: str) -> None:
+    (tmp_path / "a.jsonl").write_text(row("a"))
+    (tmp_path / "links").mkdir()
+    (tmp_path / "links" / "a.jsonl").symlink_to(tmp_path / "a.jsonl")
+    second = tmp_path / "links" / "a.jsonl" if again == "link.jsonl" else tmp_path / again
+    with pytest.raises(UsageError, match="TM900 this input is given twice.*name it once"):
+        read_traces([tmp_path / "a.jsonl", second])
+    (tmp_path / "links" / "a.jsonl").unlink()
+    (tmp_path / "links" / "a.jsonl").write_text(row("b"))
+    with pytest.raises(UsageError, match="TM900 two inputs are both 'a.jsonl'.*common folder"):
+        read_traces([tmp_path / "a.jsonl", tmp_path / "links"])
+
+
+def test_folders_without_logs_are_named(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    with pytest.raises(UsageError, match=f"^{tmp_path}/a, {tmp_path}/b: TM904"):
+        read_traces([tmp_path / "a", tmp_path / "b"])
+
+
 def test_a_folder_of_other_things_is_left_after_a_bounded_look(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from tracemask.core import walk
     from tracemask.store.reader import open_dataset

@@ -26,6 +26,7 @@ def local_copies(paths: Paths) -> Iterator[Paths]:
     read once, as JSON lines. UsageError TM901 where there is nothing at a URL.
     """
     given = paths if isinstance(paths, list) else [paths]
+    _refuse_again(given)
     if not any(_is_far(os.fspath(path)) for path in given):
         yield paths
         return
@@ -51,6 +52,7 @@ class Drained(os.PathLike[str]):
 @contextmanager
 def drained(paths: Sequence[str | os.PathLike[str]]) -> Iterator[list[str | os.PathLike[str]]]:
     """`paths` with every pipe ("-" is the standard input) replaced by a file of what came through it."""
+    _refuse_again(paths)
     if not any(is_pipe(os.fspath(path)) for path in paths):
         yield list(paths)
         return
@@ -67,6 +69,14 @@ def is_pipe(path: str) -> bool:
         return Path(path).is_fifo()
     except OSError:  # a name that is too long, say: whoever reads it says so
         return False
+
+
+def _refuse_again(paths: Sequence[str | os.PathLike[str]]) -> None:
+    """UsageError TM900 for a pipe that is named twice: the second time nothing is left in it."""
+    pipes = [name for path in paths if is_pipe(name := os.fspath(path))]
+    again = next((path for k, path in enumerate(pipes) if path in pipes[:k]), None)
+    if again is not None:
+        raise UsageError("TM900", where=again, what="a pipe is given twice, and can be read once", fix="name it once")
 
 
 def _is_far(path: str) -> bool:

@@ -94,7 +94,8 @@ def _of_one_kind(tree: Tree) -> Iterator[Blob]:
 def _below(tree: Tree) -> Iterator[Blob]:
     """The files of known kinds below a folder or prefix, as they are met."""
     if "://" in tree.path:
-        yield from (file for file in tree.files() if file.suffix in RECORDS)
+        shown = (file for file in tree.files() if not any(part.startswith(".") for part in file.name.split("/")))
+        yield from (file for file in shown if file.suffix in RECORDS)
         return
     for folder, _, names in walk(tree.path, wanted=lambda name: _suffix(name) in RECORDS):
         inside = folder.relative_to(tree.path)

@@ -58,7 +58,7 @@ class InputFile:
 @dataclass(frozen=True, slots=True)
 class LeftOut:
     """Files that an input names and nobody reads: those that no format fits, and in a directory those whose names no
-    log has, counted by ending. Hidden files are neither."""
+    log has, counted by ending. Hidden files, and those in hidden folders, are neither."""
 
     unfit: list[str] = field(default_factory=list)
     other_names: Counter[str] = field(default_factory=Counter)
@@ -100,21 +100,21 @@ def find_files(
     """
     out: list[InputFile] = []
     left_out = left_out or LeftOut()
-    for path in paths if isinstance(paths, list) else [paths]:
-        out.extend(_expand(os.fspath(path), left_out))
+    given = [os.fspath(path) for path in (paths if isinstance(paths, list) else [paths])]
+    for path in given:
+        out.extend(_expand(path, left_out))
     if not out:
         there = _some(left_out.endings) or "nothing"
         what = f"no log files; there: {there}"
-        raise UsageError("TM904", where=str(paths), what=what, fix=f"expected {', '.join(_SUFFIXES)}")
+        raise UsageError("TM904", where=", ".join(given), what=what, fix=f"expected {', '.join(_SUFFIXES)}")
     seen: dict[str, str] = {}
     for file in out:
-        if seen.setdefault(file.rel, file.path) != file.path:
-            raise UsageError(
-                "TM900",
-                where=file.path,
-                what=f"two inputs are both {file.rel!r} below their roots",
-                fix="pass their common folder",
-            )
+        if file.rel in seen:
+            what, fix = f"two inputs are both {file.rel!r} below their roots", "pass their common folder"
+            if os.path.samefile(seen[file.rel], file.path):
+                what, fix = "this input is given twice", "name it once: its traces would count twice"
+            raise UsageError("TM900", where=file.path, what=what, fix=fix)
+        seen[file.rel] = file.path
     return out
 
 
@@ -148,8 +148,6 @@ def _folder(root: Path, left_out: LeftOut) -> list[InputFile]:
             continue
         for name in names:
             layout = Layout.of(name)
-            if name.startswith("."):
-                continue
             if layout is None:
                 left_out.other_names[Path(name).suffix.lower()] += 1
             else:
