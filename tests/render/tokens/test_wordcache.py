@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -15,6 +16,7 @@ from render_tools import SMALL
 
 from tracemask.core.errors import RenderError
 from tracemask.render.backends import characters, probes, wordcache
+from tracemask.render.backends.boundaries import Boundaries
 from tracemask.render.backends.probes import PROBES
 from tracemask.render.backends.tokenizers import Tokenizers
 from tracemask.render.backends.wordcache import WordCache, asked, automatic
@@ -119,6 +121,33 @@ def test_no_text_gives_no_ids() -> None:
     flat, counts = made(source()).encode_flat([])
     assert len(flat) == len(counts) == 0
     assert made(source()).encode_batch(["", "a", ""])[::2] == [[], []]
+
+
+added_texts = st.lists(st.text("ab<|é", min_size=1, max_size=6), min_size=1, max_size=12)
+
+
+@settings(deadline=None)
+@given(added_texts, st.text("ab<|é", max_size=8))
+def test_a_text_with_any_added_token_is_found(contents: list[str], text: str) -> None:
+    added = [{"content": content} for content in contents]
+    boundaries = Boundaries(source(added_tokens=added, normalizer=None))
+    assert boundaries.covers(text) is not any(content in text for content in contents)
+
+
+def test_thousands_of_added_tokens_cost_a_text_nothing() -> None:
+    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
+    more = [{"id": 3000 + k, "content": f"<|reserved_{k}|>", **flags} for k in range(5000)]
+    cached, text = (
+        made(source(added_tokens=source()["added_tokens"] + more)),
+        "<div class='a'><p>so</p></div> <|\n" * 3000,
+    )
+    taken: dict[str, float] = {}
+    for backend in (cached, cached._reference):
+        backend.encode_flat([text])
+        start = time.process_time()
+        backend.encode_flat([text])
+        taken[backend.name] = time.process_time() - start
+    assert taken["wordcache"] < 2 * taken["tokenizers"]  # one after the other they took twenty times as long
 
 
 # ------------------------------------------------------------------ tokenizers that it does not know

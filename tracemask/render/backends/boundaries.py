@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import re
 import unicodedata
 from collections.abc import Callable, Iterator
 from functools import cache
-from itertools import chain
+from itertools import chain, groupby
 from typing import Any
 
 from tracemask.render.backends import characters
@@ -35,7 +36,7 @@ class Boundaries:
         contents = [entry["content"] for entry in source.get("added_tokens") or []]
         added = {form for text in contents for form in (text, unicodedata.normalize("NFC", text)) if form}
         self._firsts = sorted({text[0] for text in added})
-        self._added = re.compile("|".join(map(re.escape, sorted(added))))
+        self._added = re.compile(_any_of(sorted(added)))
 
     def covers(self, text: str) -> bool:
         """Whether `words` knows this text: stable characters, normalized, no text of an added token."""
@@ -85,6 +86,18 @@ def _keeps(split: dict[str, Any]) -> bool | None:
 def _cut(pattern: Pattern, *, whole: bool) -> Callable[[str], list[str]]:
     compiled = re.compile(f"({pattern.source})")
     return compiled.split if whole else compiled.findall
+
+
+def _any_of(texts: list[str], *, depth: int = 8) -> str:
+    """A pattern that finds something where one of the sorted texts stands: a tree, since `re` tries one by one."""
+    if not depth:
+        return "|".join(map(re.escape, texts))
+    shared = os.path.commonprefix(texts)  # noqa: RUF071 — characters are meant, no paths
+    rest = [text[len(shared) :] for text in texts]
+    if "" in rest:
+        return re.escape(shared)  # it stands wherever a longer one does
+    branches = [_any_of(list(group), depth=depth - 1) for _, group in groupby(rest, key=lambda text: text[0])]
+    return f"{re.escape(shared)}(?:{'|'.join(branches)})"
 
 
 def _finds_ascii(pattern: Pattern) -> bool:
