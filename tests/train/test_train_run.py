@@ -336,6 +336,15 @@ def test_groups_that_teach_nothing_are_said_by_the_dry_run_and_by_the_run(tmp_pa
     assert [f"{each.code} {each.message}" for each in result.findings] == [said]
 
 
+@pytest.mark.parametrize("changes", [{"model": "{}/gone", "init_tiny": False}, {"reference": "{}/gone"}])
+def test_a_dry_run_refuses_a_model_that_is_not_there(tmp_path: Path, changes: dict[str, Any]) -> None:
+    changes = {name: value.format(tmp_path) if isinstance(value, str) else value for name, value in changes.items()}
+    settings = config(foreign(tmp_path / "rows.jsonl"), tmp_path / "run", **changes)
+    for run in (dry_run, train):
+        with pytest.raises(TracemaskError, match="TM901 the model folder does not exist"):
+            run(settings)
+
+
 KL = {"name": "kl", "components": {"kl": {"term": "kl", "select": [{"sampled": True}]}}}
 
 

@@ -96,7 +96,7 @@ def load(path: str, *, dtype: torch.dtype = torch.float32, attention: str = "seg
     Raises TM901 for a missing model, TM960 for one that cannot be trained exactly, TM903 without transformers.
     """
     transformers = _transformers()
-    _folder(path)
+    must_be_there(path)
     with _reading(path):
         config = transformers.AutoConfig.from_pretrained(path, local_files_only=True)
     refuse_config(config)
@@ -131,7 +131,8 @@ def _reading(path: str) -> Iterator[None]:
         raise UsageError("TM901", where=path, what=what, fix=fix) from error
 
 
-def _folder(path: str) -> None:
+def must_be_there(path: str) -> None:
+    """TM901 for the path of a folder that does not exist; the name of a hub's model passes."""
     looks_local = path.startswith((".", "/", "~")) or path.count("/") > 1
     if looks_local and not Path(path).exists():
         raise UsageError("TM901", where=path, what="the model folder does not exist", fix="--model FOLDER")

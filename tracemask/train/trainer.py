@@ -30,6 +30,7 @@ from tracemask.train.feed import loader_of, steps_of
 from tracemask.train.loader import Loaded
 from tracemask.train.memory import shape_of
 from tracemask.train.metrics import JsonLines, TensorBoard, means
+from tracemask.train.model import must_be_there
 from tracemask.train.step import Work
 from tracemask.train.update import accumulate, padded, with_old
 
@@ -85,6 +86,9 @@ def dry_run(config: TrainConfig | dict[str, Any]) -> Plan:
     settings = config if isinstance(config, TrainConfig) else TrainConfig.of(config)
     if settings.follow:
         raise TrainError("TM900", where="--dry-run", what="a folder that fills has no plan", fix="drop --follow")
+    for path in (settings.model, settings.reference):
+        if path is not None and path != "initial":
+            must_be_there(path)
     loader, shape = loader_of(settings, World()), shape_of(settings.model)
     if shape is not None:
         check_vocabulary(shape.vocab, loader)
