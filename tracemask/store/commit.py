@@ -160,6 +160,7 @@ def write_dataset(
 ) -> Manifest:
     """Writes ready rows as a dataset; a killed write starts over. metadata: `schema.make_metadata(...)`.
 
+    rows: each has memory of its own, which stays as it is until its shard is written.
     A shard closes at the first change of trace_id once it has `rows_per_shard` rows: a trace is never split.
     """
     folder = open_folder(out)

@@ -30,7 +30,8 @@ class ShardWriter:
     """One shard: `add` rows, then `commit`. Nothing is visible before; leaving the context without it removes all.
 
     name: file name ending in .arrow. metadata: `schema.make_metadata(...)`. plan, span: what the receipt states.
-    Rows are held until `commit`: a shard is the unit of memory. extra: per-token columns (name → numpy dtype) and
+    Rows are held until `commit`, not copied: a shard is the unit of memory, and what a row holds must stay as it is
+    until then. extra: per-token columns (name → numpy dtype) and
     scalars: scalar columns (name → Arrow type) that the shard has even where no row holds them.
     """
 
