@@ -227,10 +227,11 @@ VERL_TEXT = {"input": "q", "output": "a", "gts": "a", "score": 1.0, "step": 3}
 
 
 def test_verl_later_dumps_name_group_session_and_output_in_one_word(tmp_path: Path) -> None:
-    uids = ["6f0c-11_0_0", "6f0c-11_0_1", "6f0c-11_1_0", "task_a", "task_1"]
+    own = ["task_a", "task_1", "gsm8k_12_3", "gsm8k_13_0", "12_3_4", "gsm-8k_1_2"]
+    uids = ["6f0c-11_0_0", "6f0c-11_0_1", "6f0c-11_1_0", *own]
     found = list(reading(tmp_path, "verl", *(VERL_TEXT | {"uid": uid} for uid in uids)))
-    assert [trace.group_id for trace in found] == ["6f0c-11", "6f0c-11", "6f0c-11", "task_a", "task_1"]
-    assert [trace.attempt for trace in found] == [0, 0, 1, None, None]
+    assert [trace.group_id for trace in found] == ["6f0c-11", "6f0c-11", "6f0c-11", *own]
+    assert [trace.attempt for trace in found] == [0, 0, 1, *[None] * len(own)]
     assert [trace.id for trace in found][:3] == uids[:3]
 
 

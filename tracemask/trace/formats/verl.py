@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from typing import Any
 
@@ -16,6 +17,7 @@ from tracemask.trace.sampled import build_sampled, ids_from
 from tracemask.trace.shape import known
 from tracemask.trace.spans import spans_of
 
+_KEY = re.compile(r"([0-9a-f]+(?:-[0-9a-f]+)+)_([0-9]{1,9})_[0-9]+")
 # The trainer's own passes over the response: never the engine's log-probs, whatever else is missing.
 _COLUMNS = {
     "old_log_probs": "old_logprob",
@@ -86,10 +88,12 @@ def _sampled(row: Fields) -> Sampled:
 
 
 def _key(uid: str | None) -> tuple[str | None, int | None]:
-    """(group, attempt) of a `uid`: verl's later trainers dump GROUP_SESSION_OUTPUT, which no other row has."""
-    group, _, numbers = (uid or "").partition("_")
-    session, _, output = numbers.partition("_")
-    return (group, int(session)) if group and session.isdecimal() and output.isdecimal() else (uid, None)
+    """(group, attempt) of a `uid`: verl's later trainers dump GROUP_SESSION_OUTPUT, the group a UUID.
+
+    A caller's own uid, say DATASET_12_3, is no such key: its rows would all be one group.
+    """
+    key = _KEY.fullmatch(uid or "")
+    return (key[1], int(key[2])) if key else (uid, None)
 
 
 def _text(row: Fields, context: Context) -> Trace:
