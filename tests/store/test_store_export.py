@@ -250,6 +250,7 @@ def test_verl_s_batch_has_its_types_its_reward_at_the_last_token_and_its_weights
         assert record["advantages"] == (mask * 2.0).tolist()
 
 
+@pytest.mark.peers
 def test_trl_s_own_collator_makes_our_labels_its_labels(tmp_path: Path, source: Dataset) -> None:
     pytest.importorskip("trl")
     import datasets
