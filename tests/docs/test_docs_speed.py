@@ -27,7 +27,7 @@ def rows() -> dict[str, str]:
         "bench/render.py": f"{default}; with gigatoken {fast}",
         "bench/check.py": f"{result('check')['cpu_ratio']:.2f}",
         "bench/store.py": f"{fetch[0]:.0f}; compressed {fetch[1]:.1f}",
-        "bench/loss.py": f"time {head['time_of_naive']:.2f}, memory {head['memory_of_naive']:.2f}",
+        "bench/loss.py": f"{head['time_of_naive']:.2f}",
         "bench/train.py": f"{tree['tree_over_rows']:.2f} at {tree['token_ratio']:.2f} of the tokens",
     }
 
