@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import io
 import json
 import multiprocessing
 import os
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import jsonschema
+import pyarrow as pa
 import pytest
 from store_rows import dataset, files, rows
 
@@ -313,27 +315,35 @@ def test_a_lock_of_unknown_age_says_what_to_do(monkeypatch: pytest.MonkeyPatch) 
 def full_disk(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
     """A local disk that takes `room` more bytes and then says it is full."""
     left = {"room": 0}
-    real = sinks.LocalSink.__init__
+    write = os.write
 
-    class Full:
-        def __init__(self, file: Any) -> None:
-            self._file = file
+    def take(handle: int, data: memoryview) -> int:
+        size = min(len(data), left["room"])
+        if size == 0 and len(data):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        left["room"] -= size
+        return write(handle, data[:size])
 
-        def write(self, data: memoryview) -> int:
-            take = min(len(data), left["room"])
-            if take == 0 and len(data):
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-            left["room"] -= take
-            return self._file.write(data[:take])
+    class Full(io.RawIOBase):
+        def __init__(self, path: str) -> None:
+            self._handle = os.open(path, os.O_WRONLY)
 
-        def __getattr__(self, name: str) -> Any:
-            return getattr(self._file, name)
+        def writable(self) -> bool:
+            return True
 
-    def init(self: Any, root: Path, name: str) -> None:
-        real(self, root, name)
-        self._file = Full(self._file)
+        def write(self, data: Any) -> int:
+            view = memoryview(data)
+            while view:
+                view = view[take(self._handle, view) :]
+            return len(data)
 
-    monkeypatch.setattr(sinks.LocalSink, "__init__", init)
+        def close(self) -> None:
+            if not self.closed:
+                os.close(self._handle)
+            super().close()
+
+    monkeypatch.setattr(os, "write", take)
+    monkeypatch.setattr(pa, "OSFile", lambda path, mode: pa.PythonFile(Full(path), "w"))
     return left
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -32,34 +32,24 @@ class Counts(BaseModel):
     forked_rows: int = 0
 
     @classmethod
-    def of(cls, rows: Iterable[Row]) -> Counts:
+    def of(cls, rows: Sequence[Row]) -> Counts:
         """The counts of `rows`; consecutive rows of one trace_id are one trace, a row without one is its own."""
-        out: Counter[str] = Counter()
-        maps: dict[str, Counter[str]] = {"authors": Counter(), "fidelity": Counter(), "drift": Counter()}
-        authors: list[np.ndarray] = []
-        last: str | None = None
-        for row in rows:
-            scalars = row.scalars
-            trace = scalars.get("trace_id")
-            out["traces"] += trace is None or trace != last
-            last = trace
-            out["rows"] += 1
-            out["tokens"] += len(row)
-            if (sampled := row.get("sampled")) is not None:
-                out["sampled"] += int(np.count_nonzero(sampled))
-            if (author := row.get("author")) is not None:
-                authors.append(author)
-                if len(authors) == _AT_ONCE:
-                    _count_authors(authors, maps["authors"])
-            maps["fidelity"][str(scalars.get("fidelity") or "unknown")] += 1
-            drifts = scalars.get("drifts") or ()
-            maps["drift"].update(drift["cause"] for drift in drifts)
-            out["drifted_rows"] += bool(drifts)
-            out["truncated_rows"] += bool(scalars.get("truncated"))
-            out["approximate_rows"] += bool(scalars.get("approximate"))
-            out["forked_rows"] += scalars.get("fork_row") is not None
-        _count_authors(authors, maps["authors"])
-        return cls.model_validate({**out, **{name: dict(sorted(found.items())) for name, found in maps.items()}})
+        facts = [row.scalars for row in rows]
+        traces = [scalars.get("trace_id") for scalars in facts]
+        drifts = [scalars.get("drifts") or () for scalars in facts]
+        return cls(
+            rows=len(rows),
+            traces=sum(this is None or this != last for last, this in zip([None, *traces], traces, strict=False)),
+            tokens=sum(map(len, rows)),
+            sampled=sum(int(np.count_nonzero(row.columns["sampled"])) for row in rows if "sampled" in row.columns),
+            authors=_authors([row.columns["author"] for row in rows if "author" in row.columns]),
+            fidelity=_counted(str(scalars.get("fidelity") or "unknown") for scalars in facts),
+            drift=_counted(drift["cause"] for found in drifts for drift in found),
+            drifted_rows=sum(map(bool, drifts)),
+            truncated_rows=sum(bool(scalars.get("truncated")) for scalars in facts),
+            approximate_rows=sum(bool(scalars.get("approximate")) for scalars in facts),
+            forked_rows=sum(scalars.get("fork_row") is not None for scalars in facts),
+        )
 
     def add(self, other: Counts) -> None:
         """Adds `other` to this one."""
@@ -72,17 +62,23 @@ class Counts(BaseModel):
                 setattr(self, name, getattr(self, name) + value)
 
 
-def _count_authors(rows: list[np.ndarray], counts: Counter[str]) -> None:
-    """Adds the tokens of `rows` by author, and empties the list."""
-    joined = np.concatenate(rows) if rows else np.zeros(0, np.uint8)
-    rows.clear()
-    left = len(joined)
-    for code, label in _AUTHORS:  # faster than bincount, which widens every token to 8 bytes
-        if not left:
-            return
-        if count := int(np.count_nonzero(joined == code)):
-            counts[label] += count
-            left -= count
+def _counted(labels: Iterable[str]) -> dict[str, int]:
+    return dict(sorted(Counter(labels).items()))
+
+
+def _authors(columns: list[np.ndarray]) -> dict[str, int]:
+    """Tokens by author's label."""
+    counts: Counter[str] = Counter()
+    for start in range(0, len(columns), _AT_ONCE):
+        joined = np.concatenate(columns[start : start + _AT_ONCE])
+        left = len(joined)
+        for code, label in _AUTHORS:  # faster than bincount, which widens every token to 8 bytes
+            if not left:
+                break
+            if count := int(np.count_nonzero(joined == code)):
+                counts[label] += count
+                left -= count
+    return dict(sorted(counts.items()))
 
 
 def _increase(counts: dict[str, int], key: str, by: int) -> None:

@@ -13,7 +13,7 @@ import numpy as np
 from tracemask.core.errors import StoreError
 from tracemask.core.registry import Table
 from tracemask.store.folder import Folder, put
-from tracemask.store.sink import Sink, Writable
+from tracemask.store.sink import Sink
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -49,11 +49,10 @@ def _sink(folder: Folder, name: str) -> Iterator[Sink]:
 
 def parquet(folder: Folder, schema: pa.Schema, records: Records) -> list[str]:
     """One Parquet file."""
-    import pyarrow as pa
     import pyarrow.parquet as pq
 
     name = _PARQUET
-    with _sink(folder, name) as sink, pq.ParquetWriter(pa.PythonFile(Writable(sink), mode="w"), schema) as writer:
+    with _sink(folder, name) as sink, sink.stream() as out, pq.ParquetWriter(out, schema) as writer:
         for batch in _batches(schema, records):
             writer.write_batch(batch)
     return [name]
@@ -64,7 +63,7 @@ def hf(folder: Folder, schema: pa.Schema, records: Records) -> list[str]:
     import pyarrow as pa
 
     name = _HF
-    with _sink(folder, name) as sink, pa.ipc.new_stream(pa.PythonFile(Writable(sink), mode="w"), schema) as writer:
+    with _sink(folder, name) as sink, sink.stream() as out, pa.ipc.new_stream(out, schema) as writer:
         for batch in _batches(schema, records):
             writer.write_batch(batch)
     state = {"_data_files": [{"filename": name}], "_fingerprint": _FINGERPRINT, "_format_columns": None,

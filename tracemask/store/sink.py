@@ -1,4 +1,4 @@
-"""Bytes on their way to a file or an object: hashed as they are written, visible only when whole. Knows no folder."""
+"""Bytes on their way to a file or an object: hashed as they arrive, visible only when whole. Knows no folder."""
 
 from __future__ import annotations
 
@@ -7,37 +7,41 @@ import errno
 import hashlib
 import itertools
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from queue import SimpleQueue
-from typing import IO, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
 from tracemask.core.errors import StoreError, UsageError
-from tracemask.store.behind import Behind
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 TEMPORARY = ".tmp-"  # then the final name, a process and a number
-_BLOCK, _BLOCKS = 1 << 21, 8  # bytes that are written and hashed at once, and how many such are used in turn
-_SYNCED = 4 << 20  # bytes that the disk may be behind while more are made
+_GATHERED = 1 << 16  # bytes: smaller pieces are gathered before they are written, larger ones pass through
+_READ = 1 << 20  # bytes that are read back and hashed at once: they fit a core's cache
+_FOLLOWED = 4 << 20  # new bytes that are worth a thread's attention
 _serial = itertools.count()
 
 
 class Sink(Protocol):
     """Bytes on their way to a name: nothing is visible before `commit`, nothing remains after `abort`.
 
-    What is written after `abort` is dropped: Arrow's streams write what they still hold when they are freed.
+    They come through one `stream` or through `write`, not through both.
     """
 
-    def write(self, data: Any) -> int:
-        """Takes contiguous memory, free for other use when this returns; returns how many bytes."""
+    def stream(self) -> contextlib.AbstractContextManager[pa.NativeFile]:
+        """Where Arrow writes; closed at the end of the context."""
         ...
 
-    @property
-    def size(self) -> int:
-        """Bytes written so far."""
+    def advance(self) -> None:
+        """Says that what the stream took so far is final, so that work on it may begin."""
         ...
+
+    def write(self, data: bytes) -> None: ...
 
     def commit(self) -> tuple[int, str]:
         """Makes the bytes visible under their name; returns (size, sha256)."""
@@ -61,115 +65,115 @@ def write_errors(where: str) -> Iterator[None]:
                  errno.ENOTDIR: "part of the path is a file: give a folder, or a name that is free",
                  errno.EISDIR: "a folder has this name: give another"}  # fmt: skip
         fix = fixes.get(error.errno or 0, "check the disk or the connection and run again: finished shards are kept")
-        raise StoreError("TM932", where=where, what=error.strerror or str(error), fix=fix) from error
+        what = os.strerror(error.errno) if error.errno else str(error)
+        raise StoreError("TM932", where=where, what=what, fix=fix) from error
 
 
 class LocalSink:
     """A temporary file beside its final name.
 
-    Pieces are gathered into blocks. Three threads beside the caller's write the blocks, hash them and, while more is
-    made, bring to the disk what was written; a file that is small needs none of them. Blocks are few and used in turn,
-    so that they are written and hashed while the cores' cache still holds them; and large, so that the threads seldom
-    wait for their turn at the interpreter.
+    Arrow writes it without this interpreter; two threads follow a long one: what the file holds is hashed, and
+    brought to the disk, while more is written.
     """
 
     def __init__(self, root: Path, name: str) -> None:
         self._target = root / name
         self._temporary = root / f"{TEMPORARY}{name}.{os.getpid()}.{next(_serial)}"
-        self._hash = hashlib.sha256()
-        self._block = memoryview(bytearray())
-        self._filled = 0  # bytes of the block
-        self._free: SimpleQueue[memoryview] = SimpleQueue()
-        self._hashing: Behind[memoryview] | None = None
-        self._writing: Behind[memoryview] | None = None
-        self._syncing: Behind[None] | None = None
-        self._unsynced = self.size = 0
-        self._dropped = False
+        self._made = self._temporary  # what an abort removes
+        self._stream: pa.NativeFile | None = None
+        self._size = 0
+        self._threads: ThreadPoolExecutor | None = None
+        self._running: dict[Callable[[], None], Future[None]] = {}
         with write_errors(str(self._target)):
-            self._file: IO[bytes] = self._temporary.open("wb", buffering=0)
+            self._handle = os.open(self._temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+        self._digest = _Digest(self._handle)
 
-    def write(self, data: Any) -> int:
+    @contextmanager
+    def stream(self) -> Iterator[pa.NativeFile]:
+        import pyarrow as pa
+
+        with write_errors(str(self._target)), pa.OSFile(str(self._temporary), "wb") as file:
+            with pa.BufferedOutputStream(file, _GATHERED) as stream:
+                self._stream = stream
+                yield stream
+                self._size = stream.tell()
+
+    def advance(self) -> None:
+        assert self._stream is not None
+        if self._stream.tell() - self._digest.end >= _FOLLOWED:
+            self._stream.flush()
+            self._digest.end = self._stream.tell()
+            self._threads = self._threads or ThreadPoolExecutor(2, "tracemask-sink")
+            self._follow(self._threads)
+
+    def _follow(self, threads: ThreadPoolExecutor) -> None:
+        """Has each thread go on where it has ended; raises what it met."""
+        for work in (self._digest.read_on, self._sync):
+            last = self._running.get(work)
+            if last is None or last.done():
+                if last is not None:
+                    last.result()
+                self._running[work] = threads.submit(work)
+
+    def _sync(self) -> None:
+        os.fsync(self._handle)
+
+    def write(self, data: bytes) -> None:
+        self._size += len(data)
         view = memoryview(data)
-        if self._dropped or not view.nbytes:
-            return view.nbytes
-        view = view.cast("B")
-        size = len(view)
-        while len(view) > (room := len(self._block) - self._filled):
-            self._block[self._filled :] = view[:room]
-            self._filled, view = len(self._block), view[room:]
-            self._next_block()
-        end = self._filled + len(view)
-        self._block[self._filled : end] = view
-        self._filled = end
-        self.size += size
-        return size
-
-    def _next_block(self) -> None:
-        """Gives the full block away and takes a free one; waits for one where all are in use."""
-        if self._filled:
-            self._hand_over(self._block)
-        else:
-            self._add_blocks(1)
-        self._block, self._filled = self._free.get(), 0
-
-    def _add_blocks(self, number: int) -> None:
-        memory = np.empty(number * _BLOCK, np.uint8).data
-        for start in range(0, len(memory), _BLOCK):
-            self._free.put(memory[start : start + _BLOCK])
-
-    def _hand_over(self, block: memoryview) -> None:
-        if self._writing is None:
-            self._hashing = self._hashing or Behind(self._hash.update, then=self._free.put)
-            self._writing = Behind(self._write, then=self._hashing.give)
-            self._add_blocks(_BLOCKS - 1)  # at once: large memory has large pages
         with write_errors(str(self._target)):
-            self._writing.give(block)
-
-    def _write(self, view: memoryview) -> None:
-        done = 0
-        while done < len(view):
-            done += self._file.write(view[done:]) or 0
-        self._unsynced += done
-        if self._unsynced >= _SYNCED:
-            self._syncing = self._syncing or Behind(lambda _: os.fsync(self._file.fileno()))
-            if self._syncing.idle:
-                self._syncing.give(None)
-                self._unsynced = 0
+            while view:
+                view = view[os.write(self._handle, view) :]
 
     def commit(self) -> tuple[int, str]:
         with write_errors(str(self._target)):
-            rest = self._block[: self._filled]
-            if self._writing is None:
-                self._hash.update(rest)
-                self._write(rest)
-            else:
-                self._hand_over(rest)
-                self._writing.settle()
-            if self._syncing is not None:  # begun by the writing: looked for when that is done
-                self._syncing.settle()  # the system tells an error of a sync once, and not to the next
-            os.fsync(self._file.fileno())
-            if self._hashing is not None:
-                self._hashing.settle()
-            self._end()
-            self._file.close()
+            self._digest.end = self._size
+            if self._threads is not None:
+                self._follow(self._threads)
+                self._running[self._sync].result()  # the system tells an error of a sync once, and not to the next
+            self._sync()
             os.replace(self._temporary, self._target)
+            self._made = self._target
             _sync_folder(self._target.parent)
-        return self.size, self._hash.hexdigest()
+            if self._threads is not None:
+                self._running[self._digest.read_on].result()  # a name needs no hash, only its receipt does
+            self._digest.read_on()
+            self._end()
+        return self._size, self._digest.hex()
 
-    def _end(self, *, drop: bool = False) -> None:
-        for stage in (self._writing, self._hashing):
-            if stage is not None:
-                stage.close(drop=drop)
-        if self._syncing is not None:  # begun by the writing: looked for when that has ended
-            self._syncing.close(drop=drop)
-        self._writing = self._hashing = self._syncing = None
+    def _end(self) -> None:
+        if self._threads is not None:
+            self._threads.shutdown(cancel_futures=True)
+        if self._handle >= 0:
+            os.close(self._handle)
+            self._handle = -1
 
     def abort(self) -> None:
-        self._dropped = True
-        self._end(drop=True)
+        self._digest.end = 0
         with contextlib.suppress(OSError):
-            self._file.close()
-        self._temporary.unlink(missing_ok=True)
+            self._end()
+        self._made.unlink(missing_ok=True)
+
+
+class _Digest:
+    """The sha256 of a file that grows. end: how many bytes of it are final; done: how many were read."""
+
+    def __init__(self, handle: int) -> None:
+        self._handle, self._hash = handle, hashlib.sha256()
+        self.done = self.end = 0
+
+    def read_on(self) -> None:
+        """Reads until `end`, which may move meanwhile."""
+        memory = np.empty(max(0, min(self.end - self.done, _READ)), np.uint8).data
+        while (left := self.end - self.done) > 0:
+            found = os.preadv(self._handle, [memory[:left]], self.done)
+            if not found:
+                raise OSError(f"the file was cut at byte {self.done} of {self.end} while it was written")
+            self._hash.update(memory[:found])
+            self.done += found
+
+    def hex(self) -> str:
+        return self._hash.hexdigest()
 
 
 def _sync_folder(path: Path) -> None:
@@ -187,14 +191,19 @@ class ObjectSink:
         self._fs, self._path, self._where = fs, path, where
         self._bytes = bytearray()
 
-    def write(self, data: Any) -> int:
-        before = len(self._bytes)
-        self._bytes += memoryview(data)
-        return len(self._bytes) - before
+    @contextmanager
+    def stream(self) -> Iterator[pa.NativeFile]:
+        import pyarrow as pa
 
-    @property
-    def size(self) -> int:
-        return len(self._bytes)
+        with pa.BufferOutputStream() as out:
+            yield out
+            self._bytes += out.getvalue()
+
+    def advance(self) -> None:
+        """All goes with the one put."""
+
+    def write(self, data: bytes) -> None:
+        self._bytes += data
 
     def commit(self) -> tuple[int, str]:
         data = bytes(self._bytes)
@@ -204,24 +213,3 @@ class ObjectSink:
 
     def abort(self) -> None:
         self._bytes.clear()
-
-
-class Writable:
-    """What pyarrow needs of a Python file to write into a sink."""
-
-    closed = False
-
-    def __init__(self, sink: Sink) -> None:
-        self._sink = sink
-
-    def write(self, data: Any) -> int:
-        return self._sink.write(data)
-
-    def flush(self) -> None:
-        """The sink decides when its bytes go on."""
-
-    def close(self) -> None:
-        """The sink closes at commit."""
-
-    def writable(self) -> bool:
-        return True

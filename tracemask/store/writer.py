@@ -16,13 +16,12 @@ from tracemask.store.manifest import Notes, Receipt, Skip, receipt_name, seal
 from tracemask.store.row import Row
 from tracemask.store.rows import check_lengths
 from tracemask.store.schema import SPANS, TOKEN_COLUMNS, Profile, cast, shard_schema
-from tracemask.store.sink import Sink, Writable
+from tracemask.store.sink import Sink
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 BATCH_TOKENS = 1 << 19  # tokens that become columns at once: their memory is small enough to be reused
-GATHERED = 1 << 16  # bytes: smaller pieces are gathered before they are written, larger ones pass through
 COMPACT_TOKENS = 1 << 13  # tokens that are compressed together: short rows share what a batch costs
 
 
@@ -125,16 +124,14 @@ class ShardWriter:
         schema = self._schema()
         options = pa.ipc.IpcWriteOptions(compression="lz4" if self._compact else None, use_threads=False)
         columns = Columns(schema)
-        out = pa.BufferedOutputStream(pa.PythonFile(Writable(self._sink), mode="w"), GATHERED)
-        with pa.ipc.new_file(out, schema, options=options) as stream:
+        with self._sink.stream() as out, pa.ipc.new_file(out, schema, options=options) as file:
             for rows in _batches(self._rows, limit=BATCH_TOKENS):
                 batch = columns.of(rows)
                 start = 0
                 for piece in _batches(rows, limit=COMPACT_TOKENS) if self._compact else [rows]:
-                    stream.write_batch(batch.slice(start, len(piece)))
+                    file.write_batch(batch.slice(start, len(piece)))
                     start += len(piece)
-        out.flush()
-        out.detach()
+                self._sink.advance()
 
 
 def _batches(rows: list[Row], *, limit: int) -> Iterator[list[Row]]:
