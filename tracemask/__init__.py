@@ -8,11 +8,13 @@ from tracemask.core.lazy import names
 
 if TYPE_CHECKING:
     from tracemask import loss, train
-    from tracemask.api import check_dataset, open_dataset, prepare
+    from tracemask.api import open_dataset
+    from tracemask.check.runner import check_dataset
     from tracemask.recipe import Recipe
     from tracemask.render.renderer import Renderer
     from tracemask.trace import Trace, read_traces
     from tracemask.trace.recorder import Recorder
+    from tracemask.train.loader import prepare
 
 __version__ = "0.1.0"
 
@@ -23,8 +25,8 @@ _HOME = {
     "Renderer": "tracemask.render.renderer",
     "Recipe": "tracemask.recipe",
     "open_dataset": "tracemask.api",
-    "check_dataset": "tracemask.api",
-    "prepare": "tracemask.api",
+    "check_dataset": "tracemask.check.runner",
+    "prepare": "tracemask.train.loader",
     "train": "tracemask.train",
     "loss": "tracemask.loss",
 }

@@ -69,6 +69,7 @@ def test_every_data_file_of_the_packages_is_in_the_wheel(installed):
         assert not missing
     assert (installed / "tracemask/recipe/presets/grpo.toml").is_file()
     assert (installed / "tracemask/report/templates/report.css").is_file()
+    assert (installed / "tracemask/py.typed").is_file()  # without it no type checker reads our annotations
 
 
 def test_the_base_install_needs_none_of_the_extras_packages():
