@@ -6,10 +6,10 @@ Peak memory is what a forked child's resident set grows by. Loss and gradients a
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import platform
-import resource
 import statistics
 import time
 import warnings
@@ -25,6 +25,7 @@ OUT = Path(__file__).parent / "results" / "loss_cpu.json"
 SLOTS, WIDTH, VOCAB, SEQUENCES = 2048, 512, 16_000, 8
 SHARES = (0.10, 0.25, 0.50, 1.0)
 ROUNDS = 3
+MMAP_THRESHOLD = -3  # mallopt's name for it
 WHOLE = ("naive", "liger")  # their time does not depend on the mask
 
 
@@ -47,22 +48,32 @@ def seconds(contender: Callable[[Problem], Tensor], p: Problem) -> float:
 
 
 def peak(contender: Callable[[Problem], Tensor], p: Problem) -> float:
-    """MiB that a forked child's peak resident set lies above its start."""
+    """MiB that a forked child's peak resident set lies above its start, every tensor in pages of its own.
+
+    Otherwise what the parent freed and kept would serve the child, and the growth would depend on what ran before.
+    """
     read, write = os.pipe()
     child = os.fork()
     if child == 0:
-        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        with open("/proc/self/statm") as statm:
-            now = int(statm.read().split()[1]) * resource.getpagesize() // 1024
+        libc = ctypes.CDLL(None)
+        libc.mallopt(MMAP_THRESHOLD, 1 << 16)
+        libc.malloc_trim(0)
+        Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+        before = resident("VmRSS")
         gradients(contender, p)
-        after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        os.write(write, json.dumps([now, before, after]).encode())
+        os.write(write, str(resident("VmHWM") - before).encode())
         os._exit(0)
     os.waitpid(child, 0)
     os.close(write)
-    now, _, after = json.loads(os.read(read, 1000))
+    grown = int(os.read(read, 100))
     os.close(read)
-    return (after - now) / 1024
+    return grown / 1024
+
+
+def resident(field: str) -> int:
+    """KiB, from the kernel's words on this process."""
+    status = Path("/proc/self/status").read_text()
+    return int(status.split(f"{field}:")[1].split()[0])
 
 
 def each(problems: dict[float, Problem], contenders: dict[str, Callable[[Problem], Tensor]]) -> Iterator[Any]:
