@@ -10,7 +10,7 @@ import torch
 from loss_recipes import gradient, recipe, rl
 
 from tracemask import loss
-from tracemask.core.errors import LossError
+from tracemask.core.errors import LossError, RecipeError
 from tracemask.loss.metrics import DRIFT_EDGES, means, merged
 from tracemask.recipe import Recipe
 
@@ -51,6 +51,24 @@ def test_rewards_become_the_recipes_advantages() -> None:
     rewards, group = torch.tensor([1.0, 0.0, 5.0, 5.0]), torch.tensor([0, 0, 1, 1])
     out = loss.from_logprobs(chosen, lp, mask=torch.ones(4, 1), rewards=rewards, group=group)
     assert torch.allclose(gradient(out.total, lp)[0].flatten() * -4, torch.tensor([0.5, -0.5, 0, 0], dtype=F64))
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_length_weighted_baseline_counts_the_tokens_of_the_mask(packed: bool) -> None:
+    """OPO's baseline (arXiv:2505.23585): Σ L_i r_i / Σ L_i."""
+    advantage = {"estimator": "group_mean", "baseline": "length_weighted"}
+    chosen = Recipe.load({"name": "x", "advantage": advantage, "rl": rl(normalizer="sum")})
+    rewards, group = torch.tensor([3.0, 1.0]), torch.tensor([0, 0])
+    lp = (LP[MASK.bool()] if packed else LP).clone().requires_grad_()
+    where = {"cu_seqlens": torch.tensor([0, 2, 5])} if packed else {"mask": MASK}
+    out = loss.from_logprobs(chosen, lp, rewards=rewards, group=group, **where)
+    baseline = (2 * 3.0 + 3 * 1.0) / 5
+    expected = torch.tensor([baseline - 3] * 2 + [baseline - 1] * 3, dtype=F64)
+    (moved,) = gradient(out.total, lp)
+    assert torch.allclose(moved if packed else moved[MASK.bool()], expected)
+    assert loss.advantages_of(chosen, rewards, group, lengths=[2, 3]) == pytest.approx(-expected[[0, 2]].numpy())
+    with pytest.raises(RecipeError, match="TM603.*n_sampled"):  # weights alone do not say what was sampled
+        loss.from_logprobs(chosen, LP, rewards=rewards, group=group, weights={"rl": MASK.double()})
 
 
 def test_a_rollout_without_a_reward_leaves_the_policy_term_and_its_count() -> None:

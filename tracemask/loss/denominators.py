@@ -118,8 +118,11 @@ def _tally(lengths: np.ndarray, groups: np.ndarray, counts: np.ndarray) -> Any:
     )
 
 
-def advantages_of(recipe: Any, rewards: Any, group: Any) -> np.ndarray:
-    """Advantages [n] of rewards [n] in groups [n], by the recipe's estimator; NaN where a rollout has no reward."""
+def advantages_of(recipe: Any, rewards: Any, group: Any, *, lengths: Any = None) -> np.ndarray:
+    """Advantages [n] of rewards [n] in groups [n], by the recipe's estimator; NaN where a rollout has no reward.
+
+    lengths [n]: sampled tokens of each rollout, for a baseline or penalty that reads them. Raises RecipeError TM603.
+    """
     from tracemask.loss.components import resolve
     from tracemask.recipe.advantage import compute
 
@@ -132,4 +135,6 @@ def advantages_of(recipe: Any, rewards: Any, group: Any) -> np.ndarray:
     }
     if group is None:
         del scalars[recipe.group.by or "group_id"]
+    if lengths is not None:
+        scalars["n_sampled"] = torch.as_tensor(lengths).reshape(-1).tolist()
     return compute(recipe, scalars).values

@@ -62,3 +62,10 @@ class Layout:
         flat = self.flat(values, name)
         assert flat is not None
         return flat
+
+    def lengths(self, *, masked: bool) -> Tensor | None:
+        """Tokens in the mask of each rollout [rollouts]; without a mask all are, if `masked`, else nobody knows."""
+        if self.mask is None and not masked:
+            return None
+        counted = torch.ones_like(self.rollout) if self.mask is None else (self.mask > 0).to(self.rollout)
+        return torch.zeros(self.rollouts, dtype=torch.int64, device=self.device).index_add_(0, self.rollout, counted)

@@ -57,7 +57,8 @@ def from_logprobs(
     if counts is not None:
         _is_a_part(components, rewards, reduce)
     layout = Layout(logprobs, mask, cu_seqlens, needed=weights is None)
-    given = _advantages(recipe, layout, advantages, rewards, group)
+    lengths = layout.lengths(masked=weights is None)
+    given = _advantages(recipe, layout, advantages, rewards, group, lengths)
     streams = _streams(recipe, components, layout, weights, given, excluded=rewards is not None)
     seen = layout.flat(observations, "observations")
     counting = {"group": group, "observations": seen, "reduce": reduce, "counts": counts}
@@ -209,7 +210,12 @@ def _without(component: Component, entry: Any, stream: Tensor, advantage: Tensor
 
 
 def _advantages(
-    recipe: Any, layout: Layout, advantages: Tensor | None, rewards: Tensor | None, group: Tensor | None
+    recipe: Any,
+    layout: Layout,
+    advantages: Tensor | None,
+    rewards: Tensor | None,
+    group: Tensor | None,
+    lengths: Tensor | None = None,
 ) -> Tensor | None:
     if advantages is not None:
         if rewards is not None:
@@ -217,5 +223,5 @@ def _advantages(
         return layout.per_token(advantages, "advantages")
     if rewards is None:
         return None
-    values = torch.as_tensor(advantages_of(recipe, rewards, group), device=layout.device)
+    values = torch.as_tensor(advantages_of(recipe, rewards, group, lengths=lengths), device=layout.device)
     return layout.per_token(values, "rewards")
