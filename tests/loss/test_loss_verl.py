@@ -134,6 +134,32 @@ def test_truncated_importance_sampling(level: str) -> None:
     same(ours(chosen, s, "old", "sampler"), (total.detach(), torch.autograd.grad(total, lp)[0]))
 
 
+@pytest.mark.parametrize("count", ["selected", "after_rejection"])
+@pytest.mark.parametrize("level", ["token", "sequence"])
+def test_rejected_ratios(level: str, count: str) -> None:
+    """IcePop leaves the denominator as it was; a rejection mask, in verl, takes from it."""
+    from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_and_rejection_mask as corrected
+
+    low, high = (0.6, 1.5) if level == "token" else (0.3, 4.0)
+    s = step(3)
+    lp = s["lp"].clone().requires_grad_()
+    if count == "selected":
+        found, mask, _ = corrected(s["old"], s["sampler"], s["mask"], level, f"{low}_{high}")
+    else:
+        modes = {"rollout_rs": "token_k1" if level == "token" else "seq_sum_k1"}
+        bounds = {"rollout_rs_threshold": f"{1 / high}_{1 / low}"}  # of the inverse ratio
+        found, mask, _ = corrected(s["old"], s["sampler"], s["mask"], level, 1e9, **modes, **bounds)
+    weights = found.batch["rollout_is_weights"]
+    assert 0 < int((weights * mask == 0).sum() - (s["mask"] == 0).sum()) < int(s["mask"].sum())
+    total, _ = core.get_policy_loss_fn("vanilla")(
+        s["old"], lp, s["advantages"][:, None].expand(B, T), mask, loss_agg_mode="token-mean",
+        config=actor(**CLIP, clip_ratio_c=1e9), rollout_is_weights=weights
+    )  # fmt: skip
+    mismatch = {"kind": "icepop", "level": "token" if level == "token" else "sum", "low": low, "high": high}
+    chosen = recipe(rl=rl("ppo", {"name": "token_mean", "count": count}, mismatch=mismatch, **wide))
+    same(ours(chosen, s, "old", "sampler"), (total.detach(), torch.autograd.grad(total, lp)[0]))
+
+
 ADVANTAGES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "grpo": ("grpo", {}, {"estimator": "group_mean_std", "ddof": 1, "eps": 1e-6}),
     "dr_grpo": ("grpo", {"norm_adv_by_std_in_grpo": False}, {"estimator": "group_mean"}),
