@@ -7,6 +7,7 @@ tensordict omegaconf codetiming hydra-core ray pyvers antlr4-python3-runtime==4.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,10 +18,19 @@ from torch import Tensor
 
 from tracemask import loss
 from tracemask.recipe import Recipe
+from tracemask.store.commit import write_dataset
+from tracemask.store.convert import RenderConfig, convert
+from tracemask.store.export import export
+from tracemask.store.reader import open_dataset
+from tracemask.store.row import Row
+from tracemask.store.schema import make_metadata
+from tracemask.train.loader import prepare
 
 pytestmark = [pytest.mark.peers, pytest.mark.filterwarnings("ignore")]
 core: Any = pytest.importorskip("verl.trainer.ppo.core_algos", reason="verl is not installed", exc_type=ImportError)
 
+ROOT = Path(__file__).resolve().parents[2]
+SMALL = ROOT / "fixtures/tokenizers/small"
 B, T, L_MAX = 6, 11, 16
 F64 = torch.float64
 MODES = {
@@ -184,3 +194,56 @@ def test_advantages(name: str) -> None:
         group = torch.tensor([0, 1, 0, 1, 1, 0])
         total = loss.from_logprobs(chosen, lp, mask=s["mask"], rewards=s["rewards"], group=group).total
         assert torch.allclose(-torch.autograd.grad(total, lp)[0], expected, rtol=1e-5, atol=1e-6)  # its own are float32
+
+
+@pytest.mark.parametrize("name", ["grpo", "dr_grpo", "rloo"])
+def test_a_dataset_exported_to_verl_has_there_the_gradient_that_it_has_here(name: str, tmp_path: Path) -> None:
+    """On the policy that sampled, each token's slope is −A/Z: verl's from the exported file, ours from the shards."""
+    import pyarrow.parquet as pq
+
+    rows = whole_rollouts(tmp_path / "converted")
+    assert len(rows) > 20
+    write_dataset(str(tmp_path / "shards"), rows, metadata=make_metadata())
+    shards = open_dataset(str(tmp_path / "shards"))
+    export(shards, str(tmp_path / "verl"), to="verl")
+    table = pq.read_table(tmp_path / "verl").to_pylist()
+    chosen = Recipe.load({"name": "test", "advantage": ADVANTAGES[name][2], "rl": rl("ppo", "token_mean")})
+    found: dict[tuple[int, int], float] = {}
+    for batch in prepare(shards, chosen, tokens_per_batch=1 << 20):  # one batch, whose rows are numbered in order
+        assert batch.advantages is not None
+        slope = -batch.weights["rl"] * batch.advantages / batch.denominator["rl"]
+        for row, at, value in zip(batch.row.tolist(), batch.index_in_row.tolist(), slope.tolist(), strict=True):
+            found[row, at] = value
+
+    def padded(column: str) -> Tensor:
+        return torch.nn.utils.rnn.pad_sequence([torch.tensor(one[column]).double() for one in table], True)
+
+    theirs, options, _ = ADVANTAGES[name]
+    mask, lp = padded("response_mask"), padded("rollout_log_probs").requires_grad_()
+    advantages, _ = core.get_adv_estimator_fn(theirs)(
+        token_level_rewards=padded("rm_scores"), response_mask=mask, index=[one["uid"] for one in table], **options
+    )
+    total, _ = core.get_policy_loss_fn("vanilla")(
+        lp.detach(), lp, advantages, mask, loss_agg_mode="token-mean", config=actor(**CLIP)
+    )
+    (moved,) = torch.autograd.grad(total, lp)
+    for row, one in enumerate(table):
+        start = len(one["prompts"])
+        for at, here in enumerate(moved[row].tolist()):
+            assert found.get((row, start + at), 0.0) == pytest.approx(here, rel=1e-4, abs=1e-9)
+    assert float(moved.abs().sum()) > 0.1
+
+
+def whole_rollouts(folder: Path) -> list[Row]:
+    """Bundled rollouts of one row each, with a reward and every log-prob: what verl's form can say."""
+    convert(str(ROOT / "fixtures/rollouts/harbour.jsonl"), str(folder), render=RenderConfig(str(SMALL)))
+    rows = list(open_dataset(str(folder)))
+    forked = {row.scalars["trace_id"] for row in rows if row.scalars["fork_row"] is not None}
+    return [
+        row
+        for row in rows
+        if row.scalars["trace_id"] not in forked
+        and row.scalars["reward"] is not None
+        and row["sampled"].any()
+        and not np.isnan(row["logprob"][row["sampled"]]).any()
+    ]
