@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+import shutil
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import IO, Any
 
 from tracemask.core.errors import UsageError
-from tracemask.store.sink import write_errors
+from tracemask.core.walk import bounded, walk
+from tracemask.store.sink import far_errors, write_errors
 
 
 def file_system(url: str) -> tuple[Any, str]:
@@ -45,17 +47,25 @@ class Blob:
         return PurePosixPath(self.name).suffix.removeprefix(".").lower()
 
     def size(self) -> int:
-        with write_errors(self.where):
+        with far_errors(self.where):
             return os.path.getsize(self.path) if self.fs is None else int(self.fs.size(self.path))
 
     def read(self) -> bytes:
-        with write_errors(self.where):
+        with far_errors(self.where):
             return Path(self.path).read_bytes() if self.fs is None else self.fs.cat_file(self.path)
 
     def open(self) -> IO[bytes]:
         """For reading at any place; what is behind a URL is fetched as it is asked for."""
-        with write_errors(self.where):
+        with far_errors(self.where):
             return open(self.path, "rb") if self.fs is None else self.fs.open(self.path, "rb")
+
+    def fetch(self, target: Path) -> None:
+        """Copies the bytes into a local file."""
+        with far_errors(self.where):
+            if self.fs is None:
+                shutil.copyfile(self.path, target)
+            else:
+                self.fs.get_file(self.path, str(target))
 
 
 class Tree:
@@ -69,11 +79,11 @@ class Tree:
             self._fs, self._root = file_system(self.path)
 
     def is_file(self) -> bool:
-        with write_errors(self.path):
+        with far_errors(self.path):
             return os.path.isfile(self._root) if self._fs is None else self._fs.isfile(self._root)
 
     def exists(self) -> bool:
-        with write_errors(self.path):
+        with far_errors(self.path):
             return os.path.exists(self._root) if self._fs is None else self._fs.exists(self._root)
 
     def blob(self, name: str = "") -> Blob:
@@ -86,14 +96,22 @@ class Tree:
         """Whether there is a file `name` below the path."""
         return Tree(f"{self.path.rstrip('/')}/{name}").is_file()
 
-    def files(self) -> Iterator[Blob]:
-        """Every file below the path, folder by folder in order."""
-        with write_errors(self.path):
-            if self._fs is None:
-                files = [file for file in Path(self._root).rglob("*") if file.is_file()]
-                names = [file.relative_to(self._root).as_posix() for file in files]
-            else:
-                root = self._root.strip("/")
-                names = [found.strip("/").removeprefix(root).strip("/") for found in self._fs.find(self._root)]
-        for name in sorted(names, key=lambda name: name.split("/")):
-            yield self.blob(name)
+    def walk(self, wanted: Callable[[str], bool]) -> Iterator[tuple[str, list[str]]]:
+        """(folder below the path, "" for the path itself; names of the files in it) from the path down, without hidden
+        ones. UsageError TM905 where files abound whose names are not `wanted`: a bucket is not listed to its end."""
+        if self._fs is None:
+            with write_errors(self.path):
+                for folder, _, names in walk(self._root, wanted=wanted):
+                    inside = folder.relative_to(self._root).as_posix()
+                    yield "" if inside == "." else inside, names
+            return
+        root = self._root.strip("/")
+        with far_errors(self.path):
+            entries = self._fs.walk(self._root, on_error="raise")
+            for here, _, names in bounded(entries, wanted=wanted, where=self.path):
+                yield here.strip("/").removeprefix(root).strip("/"), [name for name in names if name]
+
+    def files(self, wanted: Callable[[str], bool]) -> Iterator[Blob]:
+        """The files below the path whose names are `wanted`, as they are met; else as `walk`."""
+        for folder, names in self.walk(wanted):
+            yield from (self.blob(f"{folder}/{name}".strip("/")) for name in names if wanted(name))

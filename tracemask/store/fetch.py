@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tracemask.core.errors import UsageError
-from tracemask.store.blob import file_system
+from tracemask.store.blob import Tree
 from tracemask.store.sink import write_errors
 
 Paths = str | os.PathLike[str] | list[str | os.PathLike[str]]
@@ -23,7 +23,7 @@ def local_copies(paths: Paths) -> Iterator[Paths]:
     """`paths` with every fsspec URL (s3://…, memory://…) and every pipe replaced by a local copy; other files stay.
 
     A URL names an object, or a prefix whose objects keep their place below it. "-" is the standard input. A pipe is
-    read once, as JSON lines. UsageError TM901 where there is nothing at a URL.
+    read once, as JSON lines. UsageError TM901 where there is nothing at a URL, TM905 where it is full of other things.
     """
     given = paths if isinstance(paths, list) else [paths]
     _refuse_again(given)
@@ -97,17 +97,29 @@ def _drain(path: str, root: Path) -> str:
 
 
 def _copy(url: str, root: Path) -> str:
+    """The logs at a URL in a folder; of files with a name that no log has, the name alone."""
     if "://" not in url:
         return _drain(url, root)
-    fs, path = file_system(url)
-    with write_errors(url):
-        found = fs.find(path)
-        if not found:
-            raise UsageError("TM901", where=url, what="no such object or prefix", fix="check the URL")
-        single = found == [path] or (len(found) == 1 and found[0].strip("/") == path.strip("/"))
-        base = os.path.dirname(path.rstrip("/")) if single else path.rstrip("/")
-        for name in found:
-            target = root / os.path.relpath(name, base)
-            target.parent.mkdir(parents=True, exist_ok=True)
-            fs.get_file(name, str(target))
-    return str(root / os.path.basename(path)) if single else str(root)
+    tree = Tree(url)
+    if not url.endswith("/") and tree.is_file():
+        blob = tree.blob()
+        root.mkdir()
+        blob.fetch(root / blob.name)
+        return str(root / blob.name)
+    found = [(folder, name) for folder, names in tree.walk(_is_log_name) for name in names]
+    if not found:
+        raise UsageError("TM901", where=url, what="no such object or prefix", fix="check the URL")
+    for folder, name in found:
+        target = root / folder / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if not _is_log_name(name):
+            target.touch()  # counted as left out, not read
+        else:
+            tree.blob(f"{folder}/{name}".strip("/")).fetch(target)
+    return str(root)
+
+
+def _is_log_name(name: str) -> bool:
+    from tracemask.trace.files import Layout
+
+    return Layout.of(name) is not None

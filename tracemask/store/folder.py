@@ -13,7 +13,7 @@ from typing import Protocol
 
 from tracemask.core.errors import UsageError
 from tracemask.store.blob import file_system
-from tracemask.store.sink import LocalSink, ObjectSink, Sink, write_errors
+from tracemask.store.sink import LocalSink, ObjectSink, Sink, far_errors, write_errors
 
 
 class Folder(Protocol):
@@ -119,31 +119,32 @@ class ObjectFolder:
         return f"{self._root}/{name}"
 
     def make(self) -> None:
-        with write_errors(self.path):
+        with far_errors(self.path):
             self._fs.makedirs(self._root, exist_ok=True)
 
     def names(self) -> list[str]:
-        with write_errors(self.path):
+        with far_errors(self.path):
             self._fs.invalidate_cache()
             if not self._fs.exists(self._root):
                 return []
             return sorted(os.path.basename(found.rstrip("/")) for found in self._fs.ls(self._root, detail=False))
 
     def size(self, name: str) -> int | None:
-        try:
-            return int(self._fs.size(self._at(name)))
-        except FileNotFoundError:
-            return None
+        with far_errors(f"{self.path}/{name}"):
+            try:
+                return int(self._fs.size(self._at(name)))
+            except FileNotFoundError:
+                return None
 
     def read(self, name: str) -> bytes:
-        with write_errors(f"{self.path}/{name}"):
+        with far_errors(f"{self.path}/{name}"):
             return self._fs.cat_file(self._at(name))
 
     def sink(self, name: str) -> Sink:
         return ObjectSink(self._fs, self._at(name), f"{self.path}/{name}")
 
     def remove(self, name: str) -> None:
-        with write_errors(f"{self.path}/{name}"):
+        with far_errors(f"{self.path}/{name}"):
             if self._fs.exists(self._at(name)):
                 self._fs.rm_file(self._at(name))
 
@@ -155,7 +156,7 @@ class ObjectFolder:
 
     def modified(self, name: str) -> datetime | None:
         try:
-            with write_errors(f"{self.path}/{name}"):
+            with far_errors(f"{self.path}/{name}"):
                 return self._fs.modified(self._at(name))
         except NotImplementedError:
             return None

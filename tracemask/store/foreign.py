@@ -10,7 +10,6 @@ from typing import Any
 
 from tracemask.core.errors import StoreError, UsageError
 from tracemask.core.fingerprint import fingerprint
-from tracemask.core.walk import walk
 from tracemask.store.blob import Blob, Tree
 from tracemask.store.foreign_names import Names, match
 from tracemask.store.reader import Dataset
@@ -72,7 +71,7 @@ def _files(tree: Tree) -> Iterator[Blob]:
     elif tree.has("state.json"):
         yield from _saved(tree)
     elif tree.has("dataset_dict.json"):
-        splits = [file.name.split("/")[0] for file in tree.files() if file.name.split("/")[1:] == ["state.json"]]
+        splits = [name for name in _splits(tree) if tree.has(f"{name}/state.json")]
         if len(splits) != 1:
             names = ", ".join(splits) or "none"
             raise UsageError("TM900", where=tree.path, what=f"splits: {names}", fix=f"name one: {tree.path}/SPLIT")
@@ -83,7 +82,7 @@ def _files(tree: Tree) -> Iterator[Blob]:
 
 def _of_one_kind(tree: Tree) -> Iterator[Blob]:
     first: Blob | None = None
-    for file in _below(tree):
+    for file in tree.files(lambda name: _suffix(name) in RECORDS):
         first = first or file
         if file.suffix != first.suffix:
             what = f"files of several kinds: {first.name} and {file.name}"
@@ -91,19 +90,18 @@ def _of_one_kind(tree: Tree) -> Iterator[Blob]:
         yield file
 
 
-def _below(tree: Tree) -> Iterator[Blob]:
-    """The files of known kinds below a folder or prefix, as they are met."""
-    if "://" in tree.path:
-        shown = (file for file in tree.files() if not any(part.startswith(".") for part in file.name.split("/")))
-        yield from (file for file in shown if file.suffix in RECORDS)
-        return
-    for folder, _, names in walk(tree.path, wanted=lambda name: _suffix(name) in RECORDS):
-        inside = folder.relative_to(tree.path)
-        yield from (tree.blob((inside / name).as_posix()) for name in names if _suffix(name) in RECORDS)
-
-
 def _suffix(name: str) -> str:
     return PurePosixPath(name).suffix.removeprefix(".").lower()
+
+
+def _splits(tree: Tree) -> list[str]:
+    """The splits that a DatasetDict of save_to_disk lists."""
+    try:
+        listed = json.loads(tree.blob("dataset_dict.json").read())["splits"]
+        return sorted(name for name in listed if isinstance(name, str))
+    except (ValueError, KeyError, TypeError):
+        raise StoreError("TM931", where=f"{tree.path}/dataset_dict.json", what="not a list of splits",
+                         fix="save the dataset again") from None  # fmt: skip
 
 
 def _saved(tree: Tree) -> Iterator[Blob]:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from tracemask.core.errors import StoreError, UsageError
+from tracemask.core.errors import StoreError, TracemaskError, UsageError
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -67,6 +67,21 @@ def write_errors(where: str) -> Iterator[None]:
         fix = fixes.get(error.errno or 0, "check the disk or the connection and run again: finished shards are kept")
         what = os.strerror(error.errno) if error.errno else str(error)
         raise StoreError("TM932", where=where, what=what, fix=fix) from error
+
+
+@contextmanager
+def far_errors(where: str) -> Iterator[None]:
+    """`write_errors`, and what else a driver of a URL raises: no credentials, no such host, no rights."""
+    with write_errors(where):
+        try:
+            yield
+        except (OSError, TracemaskError, NotImplementedError):
+            raise
+        except Exception as error:  # each driver has classes of its own
+            said = f"{type(error).__name__}: {error}"
+            raise UsageError(
+                "TM932", where=where, what=said, fix="check the URL, its credentials and the network"
+            ) from error
 
 
 class LocalSink:
@@ -207,7 +222,7 @@ class ObjectSink:
 
     def commit(self) -> tuple[int, str]:
         data = bytes(self._bytes)
-        with write_errors(self._where):
+        with far_errors(self._where):
             self._fs.pipe_file(self._path, data)
         return len(data), hashlib.sha256(data).hexdigest()
 
