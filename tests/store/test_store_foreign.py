@@ -366,3 +366,25 @@ def test_columns_of_slime_s_reply_are_laid_over_the_whole_row(tmp_path: Path) ->
     assert first["mask"].tolist() == [0, 0, 0, 1, 0]
     assert np.isnan(first["logprob"][:3]).all() and first["logprob"][3:].tolist() == [-0.5, -1.0]
     assert last["mask"].tolist() == [1]  # a length that cannot be: left for the rules to report
+
+
+def test_a_file_that_is_given_twice_is_refused_however_it_is_spelled(tmp_path: Path) -> None:
+    from store_rows import dataset, rows
+
+    ours = tmp_path / "shards"
+    shard = ours / dataset(ours, rows(3)).shards[0].name
+    theirs = tmp_path / "theirs"
+    theirs.mkdir()
+    part = theirs / write(theirs, "parquet").name
+    for one in (ours, theirs):
+        (tmp_path / f"{one.name}-link").symlink_to(one)
+    pairs = [(ours, ours), (ours, f"{ours}/"), (ours, shard), (ours, f"{ours}-link"), (f"file://{ours}", ours),
+             (theirs, theirs), (part, theirs), (theirs, f"{theirs}-link")]  # fmt: skip
+    upload(ours, "memory://twice")
+    for pair in (*pairs, ("memory://twice/shards", "memory://twice/shards/")):
+        with pytest.raises(TracemaskError, match=r"TM900 this file is given twice\. Fix: name it once"):
+            open_dataset(list(map(str, pair)))
+    copy = tmp_path / "copy"
+    copy.mkdir()
+    (copy / part.name).write_bytes(part.read_bytes())
+    assert len(open_dataset([str(part), str(copy)])) == 2 * len(open_dataset(str(part)))

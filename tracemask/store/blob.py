@@ -27,9 +27,13 @@ def file_system(url: str) -> tuple[Any, str]:
 
 def same_place(left: str, right: str) -> bool:
     """Whether two paths or URLs, however spelled, name one folder or file."""
-    if "://" in left or "://" in right:
-        return left.rstrip("/") == right.rstrip("/")
-    return os.path.realpath(left) == os.path.realpath(right)
+    return real_place(left) == real_place(right)
+
+
+def real_place(path: str) -> str:
+    """The one spelling of a path or URL that all spellings of it share."""
+    path = path.removeprefix("file://")
+    return path.rstrip("/") if "://" in path else os.path.realpath(path)
 
 
 @dataclass(frozen=True, slots=True)

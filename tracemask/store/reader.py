@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Protocol
 
 from tracemask.core.errors import StoreError, UsageError
 from tracemask.core.fingerprint import fingerprint
-from tracemask.store.blob import Blob, Tree
+from tracemask.store.blob import Blob, Tree, real_place
 from tracemask.store.folder import open_folder
 from tracemask.store.manifest import SHARD_SUFFIX, check_size, holds_dataset, read_manifest
 from tracemask.store.row import Row
@@ -121,8 +121,8 @@ def open_dataset(
     map of our names to theirs ({"ids": "tokens", "mask": "m"}), for ours a sequence of the per-token columns to read.
 
     Errors: TM901 no such path, TM931 not a dataset, TM904 no rows, TM508 cut, missing or unfinished, TM506 shards of
-    different tokenizers or templates, TM902 no such column, TM900 a map for shards of ours, TM501 not a schema this
-    version reads.
+    different tokenizers or templates, TM902 no such column, TM900 a map for shards of ours or a file given twice,
+    TM501 not a schema this version reads.
     """
     paths = [os.fspath(path)] if isinstance(path, str | os.PathLike) else [os.fspath(one) for one in path]
     if not paths:
@@ -245,7 +245,19 @@ def _join(opened: list[Dataset], paths: tuple[str, ...]) -> Dataset:
         raise StoreError("TM501", where=", ".join(paths), what="our shards and foreign data together",
                          fix="open them apart, or convert both")  # fmt: skip
     sources = [source for dataset in opened for source in dataset.sources]
+    _refuse_again(sources)
     _check_alike(sources)
     names = [shard.name for dataset in opened for shard in dataset.shards]
     identity = fingerprint(*(dataset.fingerprint for dataset in opened))
     return Dataset(sources, kind=opened[0].kind, paths=paths, names=names, identity=identity)
+
+
+def _refuse_again(sources: Sequence[RowSource]) -> None:
+    """TM900 where two sources are one file, however it is spelled."""
+    seen: set[str] = set()
+    for source in sources:
+        place = real_place(source.where)
+        if place in seen:
+            fix = "name it once: its rows would count twice"
+            raise UsageError("TM900", where=source.where, what="this file is given twice", fix=fix)
+        seen.add(place)
