@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import os
 import sys
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -70,16 +70,17 @@ def _write_lines(dataset: Any, fixer: Any, out: str) -> int:
 
     from tracemask.core.errors import UsageError
     from tracemask.recipe.rollouts import is_present
+    from tracemask.store.folder import open_folder, sink_of
     from tracemask.trace.inputs import json_like
     from tracemask.trace.jsonl import dumps
 
-    file = Path(out) if out.endswith(".jsonl") else Path(out) / "part-00000.jsonl"
-    if file.exists():
-        raise UsageError("TM900", where=str(file), what="the file exists", fix="give another --out")
-    file.parent.mkdir(parents=True, exist_ok=True)
+    place, name = os.path.split(out) if out.endswith(".jsonl") else (out, "part-00000.jsonl")
+    folder = open_folder(place or ".")
+    if folder.size(name) is not None:
+        raise UsageError("TM900", where=os.path.join(place, name), what="the file exists", fix="give another --out")
+    folder.make()
     rows = 0
-    temporary = file.with_name(f".tmp.{file.name}")
-    with open(temporary, "wb") as lines:
+    with sink_of(folder, name) as lines:
         for row in dataset:
             fixed = fixer(row)
             if fixed is None:
@@ -92,7 +93,6 @@ def _write_lines(dataset: Any, fixer: Any, out: str) -> int:
                 record[str(_NAMES.get(name, name))] = listed
             lines.write(dumps(record) + b"\n")  # infinities stay: null would hide them
             rows += 1
-    temporary.replace(file)
     return rows
 
 

@@ -97,16 +97,10 @@ def _plain(value: Any) -> Any:
 
 
 def write_text(path: str, text: str) -> None:
-    """Write a file that the user named. Raises UsageError TM932."""
-    from pathlib import Path
+    """Write a file that the user named, whole or not at all. Raises UsageError TM932."""
+    from tracemask.store.folder import put_file
 
-    from tracemask.core.errors import UsageError
-
-    try:
-        Path(path).write_text(text, encoding="utf-8")
-    except OSError as error:
-        fix = "name a file in a folder that exists and may be written"
-        raise UsageError("TM932", where=path, what=error.strerror or str(error), fix=fix) from None
+    put_file(path, text.encode())
 
 
 @contextmanager

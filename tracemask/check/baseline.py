@@ -12,6 +12,7 @@ import numpy as np
 
 from tracemask.check.finding import Finding
 from tracemask.core.errors import UsageError
+from tracemask.store.folder import put_file
 
 FORMAT = "tracemask-baseline"
 
@@ -65,6 +66,6 @@ class Baseline:
 
 
 def write(path: str | Path, keys: Counter[str]) -> None:
-    """Writes a baseline, sorted: the same findings give the same file."""
+    """Writes a baseline, sorted: the same findings give the same file. UsageError TM932."""
     table = {"format": FORMAT, "version": 1, "findings": dict(sorted(keys.items()))}
-    Path(path).write_text(json.dumps(table, indent=1) + "\n", encoding="utf-8")
+    put_file(str(path), (json.dumps(table, indent=1) + "\n").encode())

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -12,8 +11,7 @@ import numpy as np
 
 from tracemask.core.errors import StoreError
 from tracemask.core.registry import Table
-from tracemask.store.folder import Folder, put
-from tracemask.store.sink import Sink
+from tracemask.store.folder import Folder, put, sink_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -36,23 +34,12 @@ def remove_export(folder: Folder) -> None:
             folder.remove(name)
 
 
-@contextmanager
-def _sink(folder: Folder, name: str) -> Iterator[Sink]:
-    sink = folder.sink(name)
-    try:
-        yield sink
-        sink.commit()
-    except BaseException:
-        sink.abort()
-        raise
-
-
 def parquet(folder: Folder, schema: pa.Schema, records: Records) -> list[str]:
     """One Parquet file."""
     import pyarrow.parquet as pq
 
     name = _PARQUET
-    with _sink(folder, name) as sink, sink.stream() as out, pq.ParquetWriter(out, schema) as writer:
+    with sink_of(folder, name) as sink, sink.stream() as out, pq.ParquetWriter(out, schema) as writer:
         for batch in _batches(schema, records):
             writer.write_batch(batch)
     return [name]
@@ -63,7 +50,7 @@ def hf(folder: Folder, schema: pa.Schema, records: Records) -> list[str]:
     import pyarrow as pa
 
     name = _HF
-    with _sink(folder, name) as sink, sink.stream() as out, pa.ipc.new_stream(out, schema) as writer:
+    with sink_of(folder, name) as sink, sink.stream() as out, pa.ipc.new_stream(out, schema) as writer:
         for batch in _batches(schema, records):
             writer.write_batch(batch)
     state = {"_data_files": [{"filename": name}], "_fingerprint": _FINGERPRINT, "_format_columns": None,
@@ -76,7 +63,7 @@ def hf(folder: Folder, schema: pa.Schema, records: Records) -> list[str]:
 def jsonl(folder: Folder, schema: pa.Schema, records: Records) -> list[str]:
     """One JSON object a line; NaN becomes null."""
     name = _JSONL
-    with _sink(folder, name) as sink:
+    with sink_of(folder, name) as sink:
         for record in records:
             plain = {key: _plain(value) for key, value in record.items()}
             sink.write((json.dumps(plain, ensure_ascii=True, allow_nan=False) + "\n").encode())

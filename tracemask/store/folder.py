@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import hashlib
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Protocol
 
 from tracemask.core.errors import UsageError
+from tracemask.core.whole import whole_file
 from tracemask.store.blob import file_system
 from tracemask.store.sink import LocalSink, ObjectSink, Sink, far_errors, write_errors
 
@@ -52,6 +55,18 @@ def open_folder(path: str | os.PathLike[str]) -> Folder:
     return ObjectFolder(text)
 
 
+@contextmanager
+def sink_of(folder: Folder, name: str) -> Iterator[Sink]:
+    """Where bytes for `name` go; they are there at the end of the context, and not where an error ends it."""
+    sink = folder.sink(name)
+    try:
+        yield sink
+        sink.commit()
+    except BaseException:
+        sink.abort()
+        raise
+
+
 def put(folder: Folder, name: str, data: bytes) -> str:
     """Writes `data` under `name` atomically; returns its sha256."""
     sink = folder.sink(name)
@@ -61,6 +76,20 @@ def put(folder: Folder, name: str, data: bytes) -> str:
     except BaseException:
         sink.abort()
         raise
+
+
+def put_file(path: str, data: bytes) -> None:
+    """Writes a file that somebody named, by its path or an fsspec URL, whole or not at all. UsageError TM932."""
+    if "://" in path and not path.startswith("file://"):
+        folder, _, name = path.rpartition("/")
+        put(open_folder(folder), name, data)
+        return
+    try:
+        with whole_file(path.removeprefix("file://")) as file:
+            file.write(data)
+    except OSError as error:
+        fix = "name a file in a folder that exists and may be written, on a disk with room"
+        raise UsageError("TM932", where=path, what=error.strerror or str(error), fix=fix) from error
 
 
 class LocalFolder:

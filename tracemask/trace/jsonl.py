@@ -15,6 +15,7 @@ import orjson
 from pydantic import BaseModel, ValidationError
 
 from tracemask.core.errors import TraceError
+from tracemask.core.whole import whole_file
 from tracemask.trace.arrays import Packed, floats_to_base64, ints_to_base64
 from tracemask.trace.fields import first_problem
 from tracemask.trace.model import SCHEMA_VERSION, Sampled, Trace
@@ -93,14 +94,12 @@ def _has_nonfinite(value: Any) -> bool:
 
 def write_traces(path: str | os.PathLike[str], traces: Iterable[Trace], *, arrays: Arrays = Arrays.LIST) -> int:
     """Writes one line a trace to a new file (replaced whole when complete); how many. Same traces, same bytes."""
-    target = os.fspath(path)
     count = 0
-    with open(f"{target}.tmp", "wb") as file:
+    with whole_file(path) as file:
         for trace in traces:
             file.write(dumps(to_json(trace, arrays=arrays)))
             file.write(b"\n")
             count += 1
-    os.replace(f"{target}.tmp", target)
     return count
 
 

@@ -165,7 +165,9 @@ def export(folder: Path, *, module: nn.Module, model: Any, source: str | None, s
             if source is not None and (Path(source) / name).is_file():
                 shutil.copyfile(Path(source) / name, temporary / name)
         (temporary / "step.json").write_text(json.dumps({"step": step}) + "\n", encoding="utf-8")
+        _sync(temporary)
         _swap(temporary, folder)
+        _sync(folder.parent)
     world.wait()
 
 

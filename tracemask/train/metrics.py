@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from tracemask.core.errors import MissingExtra
+from tracemask.core.whole import whole_file
 
 Pairs = dict[str, tuple[float, float]]
 
@@ -59,9 +59,8 @@ class JsonLines:
     def __init__(self, path: Path, *, after_step: int) -> None:
         kept = [line for line in _lines(path) if _step(line) <= after_step]
         path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_suffix(".tmp")
-        temporary.write_text("".join(line + "\n" for line in kept), encoding="utf-8")
-        os.replace(temporary, path)
+        with whole_file(path) as file:
+            file.write("".join(line + "\n" for line in kept).encode())
         self._file = open(path, "a", encoding="utf-8")  # noqa: SIM115
 
     def write(self, record: Mapping[str, Any]) -> None:
