@@ -194,6 +194,21 @@ def test_a_generation_prompt_that_is_no_prefix_is_noted(tokenizer):
     assert {f.code for f in report.findings} == {"TM111"}
 
 
+def test_a_reply_that_stands_by_its_ids_is_named(tokenizer):
+    template = (
+        "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}"
+        "{% for c in m.tool_calls or [] %}{{ c.function.name }}"
+        "{% for k, v in c.function.arguments|items %}{{ k }}={{ v }}{% endfor %}{% endfor %}<|im_end|>\n{% endfor %}"
+        "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    )
+    settings = Settings(select=("TM116",))
+    for broken, codes in (('{"ship": ', ["TM116"]), ('{"ship": 1}', [])):
+        reply = {**call(broken), "token_ids": tokenizer.encode("lookup {<|im_end|>")}
+        rows = rendered(Renderer(tokenizer, template=template), [USER, reply, RESULT])
+        found = check_dataset(rows, tokenizer=tokenizer, settings=settings).findings
+        assert [(finding.code, finding.place.turn) for finding in found] == [(code, 1) for code in codes]
+
+
 def test_arguments_that_were_passed_otherwise_are_noted(tokenizer):
     template = (
         "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}"

@@ -18,6 +18,7 @@ from tracemask.render.ground import Labelled
 from tracemask.render.layout import Layout
 from tracemask.render.reading import History, Reading, behind
 from tracemask.render.speaker import Speaker
+from tracemask.render.spoken import spoken
 from tracemask.render.stability import Stability
 from tracemask.render.stream import Base, Pieces, Planned, Reply, build_bases, pieces_of
 from tracemask.render.tokenizer import Tokenizer
@@ -72,7 +73,7 @@ class BranchPlan:
             regions = plan.regions.values()
             plan.pieces = pieces_of(plan.layout, regions, self.modes, self.context_mode, encoder, verbatim)
         for turn in self.turns:
-            if turn.reply is not None:
+            if turn.reply is not None and not turn.reply.unprinted:
                 self.spoken(turn, encoder)
 
     def spoken(self, turn: Turn, encoder: Encoder) -> Pieces:
@@ -144,7 +145,7 @@ class Planner:
         last = max(reading.chosen, default=-1)
         if len(messages) not in ends and last + 1 < len(messages):
             ends.append(len(messages))
-        replies = {k: _reply(messages[k].sampled, speakers[k]) for k in reading.chosen}
+        replies = {k: self._reply(reading, k) for k in reading.chosen}
         bases = {end: self._base(reading, end, replies) for end in ends}
         turns = [turn for k in reading.chosen if (turn := self._turn(reading, k, bases, replies)) is not None]
         _report_unknown(reading)
@@ -188,7 +189,10 @@ class Planner:
                 continue
             if reading.speakers[k].author is not Author.POLICY:
                 region = region._replace(prefill=-1, prefill_marks=())
-            if reply is not None and end != ~k:
+            if reply is not None and reply.unprinted:
+                region = self._stands(region, reply)
+                verbatim.add(k)
+            elif reply is not None and end != ~k:
                 region, said = self._matched(layout, region, reply)
                 if said:
                     verbatim.add(k)
@@ -209,6 +213,20 @@ class Planner:
         if region.prefill >= 0 and spoken is not None:
             return self._matched_unprompted(layout, region, spoken)
         return region._replace(start=region.prompt_end), False
+
+    def _reply(self, reading: Reading, k: int) -> Reply | None:
+        reply = _reply(reading.messages[k].sampled, reading.speakers[k])
+        if reply is None or k not in reading.conversation.standing:
+            return reply
+        opened = self.turns.prompts.before(reading.conversation, k).opened
+        said = spoken(self.tokenizer, self.turns.stops, reply, opened)
+        return replace(reply, part=said.part, role=said.role, message=reading.speakers[k].index)
+
+    def _stands(self, region: Region, reply: Reply) -> Region:
+        """The region that ids take whatever the render says there; a stop that they lack is the template's closer."""
+        ended = len(reply.ids) and int(reply.ids[-1]) in self.turns.stops
+        region = region._replace(start=region.prompt_end, stopped_early=False)
+        return region if ended else region._replace(end=region.stop, stop_id=None)
 
     def _matched_unprompted(self, layout: Layout, region: Region, spoken: str) -> tuple[Region, bool]:
         """As _matched, for an engine that was prompted without what the template prefills: the reply says it itself."""

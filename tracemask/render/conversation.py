@@ -33,7 +33,10 @@ class Counter:
 
 @dataclass
 class Conversation:
-    """Chat messages with tools and template kwargs. Renders of its prefixes are kept."""
+    """Chat messages with tools and template kwargs. Renders of its prefixes are kept.
+
+    standing: messages for which ids stand, because the template cannot print them (render/standing.py).
+    """
 
     template: Renders
     control: Control
@@ -41,6 +44,7 @@ class Conversation:
     tools: list[dict[str, Any]] | None
     kwargs: Mapping[str, Any]
     counter: Counter
+    standing: frozenset[int] = frozenset()
     prompts: dict[int, Any] = field(default_factory=dict, init=False)  # what Turns found before each reply
     _layouts: dict[tuple[int, bool], Layout] = field(default_factory=dict, init=False)
 

@@ -17,7 +17,7 @@ from tracemask.core.vocab import Origin
 from tracemask.render.budget import MAX_SOURCE, Progress
 from tracemask.render.codegen import refuse_nodes
 from tracemask.render.fields import wrap, wrap_message
-from tracemask.render.manner import Arguments, Manner, manners, quotes_arguments
+from tracemask.render.manner import Arguments, Manner, manners, object_of, quoted_arguments, unquoted
 from tracemask.render.provenance import Text, plain
 from tracemask.render.sandbox import TracingContext, make_environment
 from tracemask.render.tags import MAX_CHARS, At, LimitExceeded, Mark, Run, Tag, Untraceable, check_size
@@ -78,25 +78,32 @@ class Engine:
         for index, message in enumerate(job.messages):
             if isinstance(message.get("content"), (list, tuple)):
                 self._refuse_media(message["content"], index)
-        quoted: RenderedText | None = None
+        kept: RenderedText | None = None
         failed: RenderError | None = None
         for manner in manners(job.messages, asks_for_null=self._asks_for_null):
-            if quoted is not None and manner.arguments is not Arguments.PARSED:
+            if kept is not None and manner.arguments is not Arguments.PARSED:
                 continue
             try:
-                rendered = manner.noted(self._render(job, manner), job.messages)
+                rendered = self._render(job, manner)
             except RenderError as error:
                 if error.code != "TM920":
                     raise
                 if failed is None or error.what.startswith(_REFUSES):  # what a template says itself tells most
                     failed = error
                 continue
-            if job.served and quoted is None and quotes_arguments(rendered, job.messages):
-                quoted = rendered
+            if manner.shows_parts(rendered, job.messages):
+                continue
+            rendered = manner.noted(rendered, job.messages)
+            if not job.served:
+                return rendered
+            quoted = quoted_arguments(rendered, job.messages)
+            rendered = unquoted(rendered, quoted)
+            if kept is None and any(object_of(value) is not None for values in quoted.values() for value in values):
+                kept = rendered
                 continue
             return rendered
-        if quoted is not None:
-            return quoted
+        if kept is not None:
+            return kept
         assert failed is not None
         raise failed
 

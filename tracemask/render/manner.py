@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from enum import Enum
@@ -11,7 +12,7 @@ from json.encoder import encode_basestring, encode_basestring_ascii
 from typing import Any, NamedTuple
 
 from tracemask.core.vocab import Origin
-from tracemask.render.text import RenderedText
+from tracemask.render.text import RenderedText, Span
 
 Message = Mapping[str, Any]
 REASONING_NAMES = ("reasoning_content", "thinking", "reasoning")
@@ -35,8 +36,8 @@ class Content(Enum):
 
 
 class Arguments(Enum):
-    """The form of tool-call arguments: as the log has them; or the strings parsed, as engines do for templates that
-    iterate over them; or the objects spelled as JSON, for templates that concatenate them."""
+    """The form of tool-call arguments: as the log has them; or the strings parsed (an empty one to {}), as engines do
+    for templates that iterate over them; or the objects spelled as JSON, for templates that concatenate them."""
 
     GIVEN = "given"
     PARSED = "parsed"
@@ -67,6 +68,16 @@ class Manner(NamedTuple):
             plain["content"] = _CONTENT[self.content](plain.get("content"), plain.get("content"))
         if self.arguments is not Arguments.GIVEN and plain.get("tool_calls"):
             plain["tool_calls"] = [_with_arguments(call, self.arguments) for call in plain["tool_calls"]]
+
+    def shows_parts(self, rendered: RenderedText, messages: Sequence[Message]) -> bool:
+        """A string that was passed as a part was not read as one: the list stands in the text, as repr or JSON."""
+        if self.content is not Content.PARTS:
+            return False
+        given = {index for index, message in enumerate(messages) if isinstance(message.get("content"), str)}
+        return any(
+            span.source in given and span.field[:1] == ("content",) and span.field != ("content", 0, "text")
+            for span in rendered.spans
+        )
 
     def noted(self, rendered: RenderedText, messages: Sequence[Message]) -> RenderedText:
         """The render with a note of the messages that were not passed as they are."""
@@ -112,8 +123,8 @@ def manners(messages: Sequence[Message], *, asks_for_null: bool) -> Iterator[Man
             yield Manner(each, form, parts)
 
 
-def quotes_arguments(rendered: RenderedText, messages: Sequence[Message]) -> bool:
-    """Arguments that are the string of an object stand in the text as a JSON string: as no policy writes them.
+def quoted_arguments(rendered: RenderedText, messages: Sequence[Message]) -> dict[int, list[str]]:
+    """Message → its arguments that stand in the text as a JSON string of that string: as no policy writes them.
 
     Templates with `arguments | tojson` do that, Qwen2.5, Llama 3.1 and gpt-oss among them: they expect an object.
     """
@@ -123,16 +134,77 @@ def quotes_arguments(rendered: RenderedText, messages: Sequence[Message]) -> boo
         if message.get("tool_calls")
     }
     said = dict.fromkeys(strings, "")
+    alone: set[int] = set()
     calls = Origin.TOOL_CALL
-    for start, end, _, source, origin, _, _ in rendered.spans:
+    for start, end, _, source, origin, field, _ in rendered.spans:
         if origin is calls and source in said:
             said[source] += rendered.text[start:end]
-    return any(_quoted(value, said[index]) for index, values in strings.items() for value in values)
+            if end - start == 2 and field[-1:] == ("arguments",) and rendered.text[start:end] == _NOTHING:
+                alone.add(source)
+
+    def stands(value: str, index: int) -> bool:
+        if not value:  # two quotes stand in many arguments
+            return index in alone or _behind_key(_NOTHING).search(said[index]) is not None
+        return any(spelled in said[index] for spelled in _quoted(value))
+
+    found = {index: [value for value in values if stands(value, index)] for index, values in strings.items()}
+    return {index: values for index, values in found.items() if values}
 
 
-def _quoted(arguments: str, said: str) -> bool:
-    spelled = encode_basestring(arguments) in said or encode_basestring_ascii(arguments) in said
-    return spelled and object_of(arguments) is not None
+_NOTHING = '""'
+
+
+def _behind_key(quoted: str) -> re.Pattern[str]:
+    return re.compile(rf'("arguments"\s*:\s*){re.escape(quoted)}')
+
+
+def _quoted(arguments: str) -> tuple[str, str]:
+    return encode_basestring(arguments), encode_basestring_ascii(arguments)
+
+
+def unquoted(rendered: RenderedText, quoted: Mapping[int, Sequence[str]]) -> RenderedText:
+    """The text in which quoted arguments that spell no object stand as they are: malformed JSON is what was sampled."""
+    broken = {index: [value for value in values if object_of(value) is None] for index, values in quoted.items()}
+    if not any(broken.values()):
+        return rendered
+    pieces: list[str] = []
+    spans: list[Span] = []
+    moved: list[tuple[int, int]] = []  # (from this character on, characters fewer)
+    changed: set[int] = set()
+    at = 0
+    for span in rendered.spans:
+        said = text = rendered.text[span.start : span.end]
+        if span.origin is Origin.TOOL_CALL:
+            for value in broken.get(span.source, ()):
+                said = _bare(said, value, inside=span.field[-1:] != ("arguments",))
+        if len(said) != len(text):
+            changed.add(span.source)
+            moved.append((span.end, len(text) - len(said)))
+        if said:
+            spans.append(span._replace(start=at, end=at + len(said)))
+        pieces.append(said)
+        at += len(said)
+    return replace(
+        rendered,
+        text="".join(pieces),
+        spans=spans,
+        generation=tuple((_moved(start, moved), _moved(end, moved)) for start, end in rendered.generation),
+        other_arguments=tuple(sorted({*rendered.other_arguments, *changed})),
+    )
+
+
+def _bare(said: str, value: str, *, inside: bool) -> str:
+    """`said` without the quotes around `value`: all of it, or (inside a call's JSON) behind the key "arguments"."""
+    for quoted in dict.fromkeys(_quoted(value)):
+        if not inside and said == quoted:
+            return value
+        if inside:
+            said = _behind_key(quoted).sub(lambda match: match[1] + value, said)
+    return said
+
+
+def _moved(at: int, moved: Sequence[tuple[int, int]]) -> int:
+    return at - sum(fewer for place, fewer in moved if place <= at)
 
 
 def _other_content(messages: Sequence[Message]) -> list[Content]:
@@ -184,7 +256,9 @@ def _with_arguments(call: Any, form: Arguments) -> Any:
 
 
 def object_of(text: str) -> dict[str, Any] | None:
-    """The JSON object that a string spells, or None."""
+    """The JSON object that a string spells, or None; white space alone is a call without arguments."""
+    if not text.strip():
+        return {}
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from datetime import date
 from pathlib import Path
 from typing import Any, Literal
@@ -27,6 +28,7 @@ from tracemask.render.rows import Assembler
 from tracemask.render.sample import Sample
 from tracemask.render.speaker import Speaker
 from tracemask.render.stability import Stability
+from tracemask.render.standing import noted, standing, stood_in, told
 from tracemask.render.stream import Pieces
 from tracemask.render.template import Template, day_of
 from tracemask.render.text import RenderedText
@@ -35,7 +37,7 @@ from tracemask.render.turns import Turns
 from tracemask.trace.chat import to_chat
 from tracemask.trace.model import Message, Trace
 
-RENDERER_VERSION = "3"
+RENDERER_VERSION = "4"
 """Changes whenever the same trace could give other tokens or labels."""
 
 
@@ -126,7 +128,7 @@ class Renderer:
         try:
             for branch, conversation in opened:
                 speakers = [Speaker.of(message, index[message.id]) for message in branch]
-                plans.append(self._planner.plan(conversation, branch, speakers))
+                plans.append(self._plan_branch(conversation, branch, speakers))
                 if trace.tools and not _has_tools(plans[-1]):
                     plans[-1].findings.append(Finding("TM112", "the template ignores the declared tools"))
                 plans[-1].findings += _passed_otherwise(plans[-1])
@@ -134,6 +136,22 @@ class Renderer:
             place = f"trace {trace.id}" + (f": {error.where}" if error.where else "")
             raise type(error)(error.code, where=place, what=error.what, fix=error.fix) from None
         return plans
+
+    def _plan_branch(self, conversation: Conversation, branch: list[Message], speakers: list[Speaker]) -> BranchPlan:
+        """A branch as the log has it; where the template cannot print a call of it whose ids are known, by these."""
+        try:
+            return self._planner.plan(conversation, branch, speakers)
+        except RenderError as error:
+            at = standing(branch) if error.code == "TM920" else None
+            if at is None:
+                raise told(error, branch) from None
+            other = replace(conversation, chat=stood_in(conversation.chat, at), standing=at)
+            try:
+                plan = self._planner.plan(other, branch, speakers)
+            except RenderError:
+                raise error from None
+        plan.findings += noted(branch, at, [speaker.index for speaker in speakers])
+        return plan
 
     # ------------------------------------------------------------------ chat messages
 

@@ -82,7 +82,9 @@ class _Trace:
             self._exact_context(plan, base, turn, row, have)
             tail = None
         else:
-            row, have = self.stitcher.open(base.stream.ids[:start], base, start)
+            row, have = self._behind_standing(plan, base, turn) or self.stitcher.open(
+                base.stream.ids[:start], base, start
+            )
             row.append_from(base, have, start)
             tail = (base, end)
         first = row.length
@@ -96,6 +98,16 @@ class _Trace:
         self._account(plan, turn, row, first)
         self._drift(plan, base, turn, row, first)
         return row
+
+    def _behind_standing(self, plan: BranchPlan, base: Base, turn: Turn) -> tuple[Row, int] | None:
+        """(row, token of the base where its last reply ends) if that reply stands by its ids: no render holds it, so
+        that the row itself is what came before, and the template writes on."""
+        before = [k for k in base.bounds if k < turn.k]
+        if not before or max(before) not in plan.conversation.standing:
+            return None
+        k = max(before)
+        ends = (row for row in self.stitcher.rows if row.spoke == (plan.speakers[k].index, row.length))
+        return next(((row, base.bounds[k][1]) for row in ends), None)
 
     def _account(self, plan: BranchPlan, turn: Turn, row: Row, first: int) -> None:
         """Ownership, fidelity, stops and findings of a turn that was just added as tokens [first, row.length)."""
@@ -207,8 +219,8 @@ class _Trace:
 
     def _drift(self, plan: BranchPlan, base: Base, turn: Turn, row: Row, first: int) -> None:
         """Compares sampled ids with the encoding of the rendered reply."""
-        if turn.reply is None or not plan.messages[turn.k].blocks:  # ids alone: there is no text to differ from
-            return
+        if turn.reply is None or turn.reply.unprinted or not plan.messages[turn.k].blocks:
+            return  # there is no text to differ from
         rendered_reply = plan.spoken(turn, self.tools.encoder)
         self.tools.encoder.fill()
         rendered: list[int] = rendered_reply.ids().tolist()

@@ -74,12 +74,23 @@ def joined(streams: Sequence[Stream]) -> Stream:
 
 @dataclass(slots=True)
 class Reply:
-    """What the engine returned for one reply: ids[n] int32, logprob[n] float32 (NaN: missing), author[n], columns."""
+    """What the engine returned for one reply: ids[n] int32, logprob[n] float32 (NaN: missing), author[n], columns.
+
+    part, role: uint8[n] of a reply that stands for what no render says; message: its index in the trace.
+    """
 
     ids: np.ndarray
     logprob: np.ndarray
     author: np.ndarray
     columns: dict[str, np.ndarray]
+    part: np.ndarray | None = None
+    role: np.ndarray | None = None
+    message: int = -1
+
+    @property
+    def unprinted(self) -> bool:
+        """No render says this reply."""
+        return self.part is not None
 
 
 @dataclass(slots=True)
@@ -150,7 +161,8 @@ def pieces_of(layout: Layout, regions: Iterable[Region], modes: Sequence[Mode], 
         if reply is None:
             out.add_text(region.message, layout, region.start, region.end, modes[region.message], encoder)
         else:
-            starts = _positions(layout, region, reply.ids, encoder)
+            count = len(reply.ids)
+            starts = np.zeros(count, np.int32) if reply.unprinted else _positions(layout, region, reply.ids, encoder)
             out.add(region.message, region.start, Encoded(None, reply.ids, starts))
         at = region.end
     out.add_text(-1, layout, at, len(layout.text), context, encoder)
@@ -244,10 +256,15 @@ def _laid(ids: np.ndarray, at: np.ndarray, labels: Labels, turn: np.ndarray) -> 
 
 
 def put_reply(stream: Stream, start: int, reply: Reply) -> None:
-    """Writes log-probs, authors and columns of a verbatim reply over its tokens."""
+    """Writes log-probs, authors and columns of a verbatim reply; of one that no render says, all labels."""
     end = start + len(reply.ids)
     stream.logprob[start:end] = reply.logprob
     stream.author[start:end] = reply.author
+    if reply.part is not None and reply.role is not None:
+        stream.part[start:end], stream.role[start:end] = reply.part, reply.role
+        stream.origin[start:end], stream.message[start:end] = Origin.ENGINE, reply.message
+        if stream.straddles is not None:
+            stream.straddles[start:end] = False
     for name, values in reply.columns.items():
         if name not in stream.columns:
             stream.columns[name] = blank(values, len(stream))

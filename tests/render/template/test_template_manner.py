@@ -59,6 +59,17 @@ def test_a_string_becomes_one_part_for_a_template_that_reads_parts() -> None:
     ]
 
 
+@pytest.mark.parametrize("shown", ["m.content", "m.content|tojson", "m.content[0]", "m.content|string|trim"])
+def test_a_template_that_refuses_strings_in_its_own_words_is_not_given_lists_to_print(shown: str) -> None:
+    """Its refusal stands, where the list of parts would be printed as it is."""
+    source = (
+        "{% for m in messages %}{% if m.content == 'Hi' %}{{ raise_exception('not Hi') }}{% endif %}"
+        "{{ " + shown + " }}{% endfor %}"
+    )
+    with pytest.raises(RenderError, match="the template refuses: not Hi"):
+        Template(source, sandbox="inline").render([{"role": "user", "content": "Hi"}])
+
+
 def test_one_text_part_becomes_a_string_for_a_template_that_reads_strings() -> None:
     template = Template(PLAIN, sandbox="inline")
     rendered = template.render([{"role": "user", "content": [{"type": "text", "text": "Hi"}]}])
@@ -105,9 +116,50 @@ def test_one_string_among_objects_and_broken_strings_is_parsed_alone() -> None:
     chat = [*called({"id": 1}), *called('{"id": 2}'), *called('{"id":'), *called('"{}"')]
     rendered = Template(DUMPS, sandbox="inline").render(chat, served=True)
     assert [part.partition("(")[2] for part in rendered.text.split("<assistant>")[1:]] == [
-        '{"id": 1})<user>Open.', '{"id": 2})<user>Open.', '"{\\"id\\":")<user>Open.', '"\\"{}\\"")',
+        '{"id": 1})<user>Open.', '{"id": 2})<user>Open.', '{"id":)<user>Open.', '"{}")',
     ]  # fmt: skip
-    assert rendered.other_arguments == (3,)
+    assert rendered.other_arguments == (3, 5, 7)
+
+
+BROKEN = ('{"id":', '{"a": "é\n', "[1, 2]", '"{}"', "null", "{'a': 1}", "\\d+ \\1")
+
+
+@pytest.mark.parametrize("sandbox", ["inline", "worker"])
+@pytest.mark.parametrize("broken", BROKEN)
+def test_arguments_that_spell_no_object_are_not_quoted_either(broken: str, sandbox: Any) -> None:
+    """The policy wrote malformed JSON, not the JSON string of it; in a trace both would read the same."""
+    for source, said in ((DUMPS, f"gate({broken})"), (DUMPS_CALLS, f'"arguments": {broken}}}}}]')):
+        source += "{% generation %}!{% endgeneration %}"
+        quoted = Template(source, sandbox=sandbox).render(called(broken))
+        rendered = Template(source, sandbox=sandbox).render(called(broken), served=True)
+        assert json.dumps(broken, ensure_ascii=False) in quoted.text, "transformers quotes it"
+        assert rendered.text.endswith(said + "!") and rendered.other_arguments == (1,)
+        assert "".join(rendered.text[span.start : span.end] for span in rendered.spans) == rendered.text
+        assert [span.start for span in rendered.spans] == [0, *(span.end for span in rendered.spans[:-1])]
+        ((start, end),) = rendered.generation
+        assert rendered.text[start:end] == "!"
+        inside = rendered.text.index(broken)
+        (span,) = (span for span in rendered.spans if span.start <= inside < span.end)
+        assert (span.source, span.origin) == (1, Origin.TOOL_CALL)
+
+
+def test_a_string_inside_other_arguments_that_reads_like_the_broken_ones_stays_a_string() -> None:
+    calls = [call for value in ('{"id":', {"x": '{"id":'}) for call in called(value)[1]["tool_calls"]]
+    chat = [{"role": "user", "content": "Open."}, {"role": "assistant", "content": "", "tool_calls": calls}]
+    dumped, whole = (Template(source, sandbox="inline").render(chat, served=True) for source in (DUMPS, DUMPS_CALLS))
+    assert dumped.text.endswith('gate({"id":)gate({"x": "{\\"id\\":"})')
+    assert '"arguments": {"id":}' in whole.text and '"arguments": {"x": "{\\"id\\":"}' in whole.text
+
+
+def test_no_arguments_at_all_are_an_empty_object_where_a_template_would_quote_or_iterate() -> None:
+    """As inference servers pass them; what is printed verbatim stays, whatever the other arguments hold."""
+    for source in (DUMPS, DUMPS_CALLS, ITERATES):
+        given, parsed = (Template(source, sandbox="inline").render(called(value), served=True) for value in ({}, ""))
+        assert (parsed.text, parsed.other_arguments) == (given.text, (1,))
+    calls = [call for value in ("", '{"x":""}') for call in called(value)[1]["tool_calls"]]
+    chat = [{"role": "user", "content": "Open."}, {"role": "assistant", "content": "", "tool_calls": calls}]
+    rendered = Template(CONCATENATES, sandbox="inline").render(chat, served=True)
+    assert (rendered.text, rendered.passed_otherwise) == ('gate()gate({"x":""})', ())
 
 
 def test_words_of_a_tool_that_quote_json_do_not_parse_what_is_printed_verbatim() -> None:
@@ -119,7 +171,7 @@ def test_words_of_a_tool_that_quote_json_do_not_parse_what_is_printed_verbatim()
 
 
 def test_a_string_that_is_no_object_stays_refused_by_name() -> None:
-    for text in ('{"id": 1', "[1]", '"x"', ""):
+    for text in ('{"id": 1', "[1]", '"x"'):
         with pytest.raises(RenderError, match="message 1.*TM920"):
             Template(ITERATES, sandbox="inline").render(called(text))
 

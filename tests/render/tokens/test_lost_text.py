@@ -46,7 +46,7 @@ def codes(spelling: str, *arguments: Any, name: str = "f") -> list[str]:
 @pytest.mark.parametrize("spelling", SPELLINGS.values(), ids=SPELLINGS)
 @pytest.mark.parametrize("arguments", WHOLE)
 def test_a_call_that_is_spelled_in_full_is_not_called_lost(spelling: str, arguments: Any) -> None:
-    quotes = spelling == SPELLINGS["json"] and arguments in ("{}", '{"k":1}')  # strings that are parsed for it
+    quotes = spelling == SPELLINGS["json"] and isinstance(arguments, str)  # JSON would quote them: no policy does
     assert codes(spelling, arguments) == ["TM115"] * quotes
     assert codes(spelling, arguments, arguments, {"other": "call"}) == ["TM115"] * quotes
 

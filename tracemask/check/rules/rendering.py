@@ -79,7 +79,7 @@ def passed_otherwise(view: View) -> Iterator[Finding]:
 
     **What it does.** Names the first message of a branch whose arguments were parsed from their string, or spelled as
     JSON, or whose text was passed as a content part, because the template fails on what the log has, or would quote
-    arguments that are JSON already.
+    arguments that are JSON already. Malformed arguments, quoted by the template, stand without the quotes.
 
     **Why it matters.** Inference servers do the same, so the context is most likely what the policy saw; but how an
     object is spelled as JSON is the renderer's choice.
@@ -92,6 +92,26 @@ def passed_otherwise(view: View) -> Iterator[Finding]:
     **Limits.** Absent content that was passed as the empty string is not noted.
     """
     return recorded(view, "TM115", cause="the template")
+
+
+@rule("TM116", "unprintable-call", WARNING, needs=RENDERED)
+def unprintable_call(view: View) -> Iterator[Finding]:
+    """The template cannot print a tool call: the arguments spell no JSON object. Known ids stand for the reply.
+
+    **What it does.** Names replies that are in the row by the ids that were sampled because the template takes nothing
+    but an object, and messages that only the ids of later contexts hold.
+
+    **Why it matters.** The reply itself is exact, and malformed JSON is often what a reward of 0 is about. Where the log
+    has no `prompt_ids` of a later reply, its context holds the malformed reply as it was sampled: what the engine was
+    given there, nobody knows.
+
+    **Example.** `{"id": 1, "to": "wes` on Qwen3.5's or GLM 4.5's template, which iterate over arguments.
+
+    **How to fix.** Log `prompt_ids` as well. A reply of which only such text is known is refused (TM920).
+
+    **Limits.** Says nothing where the template prints the string, as Qwen3's does.
+    """
+    return recorded(view, "TM116", cause="the template")
 
 
 @rule("TM108", "position-dependent-render", WARNING, needs=RENDERED)
