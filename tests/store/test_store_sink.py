@@ -6,12 +6,14 @@ import contextlib
 import errno
 import hashlib
 import itertools
+import json
 import os
 import random
 import subprocess
 import sys
 import threading
 import time
+from _thread import start_new_thread
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
@@ -19,7 +21,8 @@ import pyarrow as pa
 import pytest
 
 from tracemask.core.errors import StoreError
-from tracemask.store.folder import open_folder
+from tracemask.store import beside
+from tracemask.store.folder import open_folder, put
 from tracemask.store.sink import LocalSink
 
 MB = 1 << 20
@@ -86,7 +89,7 @@ def test_a_file_that_somebody_cut_is_said(tmp_path: Path) -> None:
     sink = LocalSink(tmp_path, "x")
     streamed(sink, [bytes(3 * MB)])
     os.truncate(next(tmp_path.iterdir()), MB)
-    with pytest.raises(StoreError, match=f"TM932 the file was cut at byte {MB} of {3 * MB}"):
+    with pytest.raises(StoreError, match=f"TM932 the file has {MB} bytes where {3 * MB} were written"):
         sink.commit()
     sink.abort()
     assert list(tmp_path.iterdir()) == []
@@ -120,13 +123,13 @@ def test_a_disk_that_fails_in_a_thread_is_said_and_leaves_nothing(
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
     monkeypatch.setattr(os, call, fail)
-    sink = LocalSink(tmp_path, "x")
+    sink, before = LocalSink(tmp_path, "x"), threads()
     with pytest.raises(StoreError, match="TM932 Input/output error"):
         streamed(sink, [bytes(MB)] * 40)
         sink.commit()
     sink.abort()
     assert list(tmp_path.iterdir()) == []
-    assert behind() == []
+    assert ended(before)
 
 
 @pytest.mark.parametrize("long", [False, True])
@@ -162,29 +165,39 @@ def test_a_file_that_the_system_refuses_is_said(tmp_path: Path, long: bool) -> N
 
 
 def test_no_thread_outlives_its_sink(tmp_path: Path) -> None:
-    assert behind() == []
+    before = threads()
     for end in ("commit", "abort"):
         sink = LocalSink(tmp_path, "x")
         streamed(sink, [bytes(MB)] * 20)
-        assert len(behind()) == 2
+        assert threads() == before + 2
         getattr(sink, end)()
-        assert behind() == []
+        assert ended(before)
 
 
 def test_a_short_file_needs_no_thread(tmp_path: Path) -> None:
+    before = threads()
     sink = LocalSink(tmp_path, "x")
     streamed(sink, [bytes(MB)] * 3)
-    assert behind() == []
+    assert threads() == before
     sink.commit()
 
 
-def behind() -> list[str]:
-    return [thread.name for thread in threading.enumerate() if thread.name.startswith("tracemask-sink")]
+def threads() -> int:
+    """How many threads this process runs, those included that no Python object stands for."""
+    return len(os.listdir("/proc/self/task"))
+
+
+def ended(before: int) -> bool:
+    """Whether there are soon no more threads than `before`: a thread has done its work a moment before it is gone."""
+    deadline = time.monotonic() + 5
+    while threads() > before and time.monotonic() < deadline:
+        time.sleep(0.001)
+    return threads() <= before
 
 
 def test_an_abort_within_the_stream_leaves_nothing(tmp_path: Path) -> None:
     """A shard's writer that Arrow still holds ends after it, into a stream that is closed."""
-    sink = LocalSink(tmp_path, "x")
+    sink, before = LocalSink(tmp_path, "x"), threads()
     schema = pa.schema([("a", pa.int64())])
     with contextlib.suppress(ZeroDivisionError), sink.stream() as out:
         writer = pa.ipc.new_file(out, schema)
@@ -193,7 +206,7 @@ def test_an_abort_within_the_stream_leaves_nothing(tmp_path: Path) -> None:
         raise ZeroDivisionError
     sink.abort()
     del writer
-    assert behind() == []
+    assert ended(before)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -202,26 +215,32 @@ def test_an_abort_within_the_stream_leaves_nothing(tmp_path: Path) -> None:
 def test_a_thread_that_does_not_start_leaves_no_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, error: BaseException
 ) -> None:
-    """An interrupt meets the caller while it waits for the thread, which then runs."""
-    real, started = threading.Thread.start, itertools.count(1)
+    """An interrupt meets the caller when the thread is there and nobody has noted it."""
+    started = itertools.count(1)
 
-    def start(self: threading.Thread) -> None:
+    def start(run: Callable[[], None], arguments: tuple[()]) -> None:
         last = next(started) == number
         if not last or isinstance(error, KeyboardInterrupt):
-            real(self)
+            start_new_thread(run, arguments)
         if last:
             raise error
 
-    monkeypatch.setattr(threading.Thread, "start", start)
-    sink = LocalSink(tmp_path, "x")
+    monkeypatch.setattr(beside, "start_new_thread", start)
+    sink, before = LocalSink(tmp_path, "x"), threads()
     with pytest.raises((RuntimeError, KeyboardInterrupt)):
         streamed(sink, [bytes(MB)] * 20)
     sink.abort()
-    deadline = time.monotonic() + 5
-    while behind() and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert behind() == []
+    assert ended(before)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("every", [11, pytest.param(1, marks=pytest.mark.slow)])
+def test_an_interrupt_at_any_bytecode_leaves_nothing_and_nobody_waits(tmp_path: Path, every: int) -> None:
+    command = [sys.executable, str(Path(__file__).with_name("store_interrupt.py")), str(tmp_path), str(every)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True)
+    found = json.loads(done.stdout)
+    assert found["points"] > 500 / every
+    assert found["wrong"] == []
 
 
 @pytest.mark.parametrize("end", ["commit", "abort"])
@@ -236,11 +255,25 @@ def test_a_sync_that_begins_at_the_end_is_waited_for(tmp_path: Path, monkeypatch
         real_sync(handle)
 
     monkeypatch.setattr(os, "fsync", fail_beside)
-    sink = LocalSink(tmp_path, "x")
+    sink, before = LocalSink(tmp_path, "x"), threads()
     streamed(sink, [bytes(5 * MB)])
     if end == "commit":
         with pytest.raises(StoreError, match="TM932 Input/output error"):
             sink.commit()
     sink.abort()
     assert list(tmp_path.iterdir()) == []
-    assert behind() == []
+    assert ended(before)
+
+
+def test_a_folder_that_refuses_the_removal_too_does_not_hide_what_it_refused_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a disk that turns read-only does while it is written."""
+
+    def fail(*_: object, **__: object) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setattr(os, "write", fail)
+    monkeypatch.setattr(Path, "unlink", fail)
+    with pytest.raises(StoreError, match="TM932 Read-only file system"):
+        put(open_folder(tmp_path), "x", b"x")

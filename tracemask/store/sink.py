@@ -5,10 +5,10 @@ from __future__ import annotations
 import contextlib
 import errno
 import hashlib
+import io
 import itertools
 import os
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from tracemask.core.errors import StoreError, TracemaskError, UsageError
+from tracemask.store.beside import Beside
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -85,7 +86,7 @@ def far_errors(where: str) -> Iterator[None]:
 
 
 class LocalSink:
-    """A temporary file beside its final name.
+    """A temporary file beside its final name, made with the first byte: who holds this sink by then can abort it.
 
     Arrow writes it without this interpreter; two threads follow a long one: what the file holds is hashed, and
     brought to the disk, while more is written.
@@ -95,20 +96,24 @@ class LocalSink:
         self._target = root / name
         self._temporary = root / f"{TEMPORARY}{name}.{os.getpid()}.{next(_serial)}"
         self._made = self._temporary  # what an abort removes
+        self._file: io.FileIO | None = None
         self._stream: pa.NativeFile | None = None
         self._size = 0
-        self._threads: ThreadPoolExecutor | None = None
-        self._running: dict[Callable[[], None], Future[None]] = {}
-        with write_errors(str(self._target)):
-            self._handle = os.open(self._temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
         self._digest = _Digest(self._handle)
+        self._hashing, self._syncing = Beside(self._digest.read_on), Beside(self._sync)
+
+    def _handle(self) -> int:
+        if self._file is None:
+            self._file = io.FileIO(self._temporary, "x+")
+        return self._file.fileno()
 
     @contextmanager
     def stream(self) -> Iterator[pa.NativeFile]:
         import pyarrow as pa
 
-        with write_errors(str(self._target)), pa.OSFile(str(self._temporary), "wb") as file:
-            with pa.BufferedOutputStream(file, _GATHERED) as stream:
+        with write_errors(str(self._target)):
+            self._handle()
+            with pa.OSFile(str(self._temporary), "wb") as file, pa.BufferedOutputStream(file, _GATHERED) as stream:
                 self._stream = stream
                 yield stream
                 self._size = stream.tell()
@@ -118,62 +123,58 @@ class LocalSink:
         if self._stream.tell() - self._digest.end >= _FOLLOWED:
             self._stream.flush()
             self._digest.end = self._stream.tell()
-            self._threads = self._threads or ThreadPoolExecutor(2, "tracemask-sink")
-            self._follow(self._threads)
-
-    def _follow(self, threads: ThreadPoolExecutor) -> None:
-        """Has each thread go on where it has ended; raises what it met."""
-        for work in (self._digest.read_on, self._sync):
-            last = self._running.get(work)
-            if last is None or last.done():
-                if last is not None:
-                    last.result()
-                self._running[work] = threads.submit(work)
+            self._hashing.ask()
+            self._syncing.ask()
 
     def _sync(self) -> None:
-        os.fsync(self._handle)
+        os.fsync(self._handle())
 
     def write(self, data: bytes) -> None:
         self._size += len(data)
         view = memoryview(data)
         with write_errors(str(self._target)):
             while view:
-                view = view[os.write(self._handle, view) :]
+                view = view[os.write(self._handle(), view) :]
 
     def commit(self) -> tuple[int, str]:
         with write_errors(str(self._target)):
+            if (found := os.fstat(self._handle()).st_size) != self._size:
+                raise OSError(f"the file has {found} bytes where {self._size} were written")
             self._digest.end = self._size
-            if self._threads is not None:
-                self._follow(self._threads)
-                self._running[self._sync].result()  # the system tells an error of a sync once, and not to the next
+            if self._hashing.started:
+                self._hashing.ask()
+            self._syncing.wait()  # the system tells an error of a sync once, and not to the next
             self._sync()
             os.replace(self._temporary, self._target)
             self._made = self._target
             _sync_folder(self._target.parent)
-            if self._threads is not None:
-                self._running[self._digest.read_on].result()  # a name needs no hash, only its receipt does
+            self._hashing.wait()  # a name needs no hash, only its receipt does
             self._digest.read_on()
             self._end()
         return self._size, self._digest.hex()
 
     def _end(self) -> None:
-        if self._threads is not None:
-            self._threads.shutdown(cancel_futures=True)
-        if self._handle >= 0:
-            os.close(self._handle)
-            self._handle = -1
+        try:
+            self._hashing.end()
+            self._syncing.end()
+        finally:
+            if self._file is not None:
+                self._file.close()
 
     def abort(self) -> None:
         self._digest.end = 0
-        with contextlib.suppress(OSError):
-            self._end()
-        self._made.unlink(missing_ok=True)
+        try:
+            with contextlib.suppress(OSError):
+                self._end()
+        finally:
+            with contextlib.suppress(OSError):  # a folder that refuses this has refused what came before, and is said
+                self._made.unlink()
 
 
 class _Digest:
     """The sha256 of a file that grows. end: how many bytes of it are final; done: how many were read."""
 
-    def __init__(self, handle: int) -> None:
+    def __init__(self, handle: Callable[[], int]) -> None:
         self._handle, self._hash = handle, hashlib.sha256()
         self.done = self.end = 0
 
@@ -181,7 +182,7 @@ class _Digest:
         """Reads until `end`, which may move meanwhile."""
         memory = np.empty(max(0, min(self.end - self.done, _READ)), np.uint8).data
         while (left := self.end - self.done) > 0:
-            found = os.preadv(self._handle, [memory[:left]], self.done)
+            found = os.preadv(self._handle(), [memory[:left]], self.done)
             if not found:
                 raise OSError(f"the file was cut at byte {self.done} of {self.end} while it was written")
             self._hash.update(memory[:found])
@@ -204,7 +205,7 @@ class ObjectSink:
 
     def __init__(self, fs: Any, path: str, where: str) -> None:
         self._fs, self._path, self._where = fs, path, where
-        self._bytes = bytearray()
+        self._pieces: list[bytes | pa.Buffer] = []
 
     @contextmanager
     def stream(self) -> Iterator[pa.NativeFile]:
@@ -212,19 +213,20 @@ class ObjectSink:
 
         with pa.BufferOutputStream() as out:
             yield out
-            self._bytes += out.getvalue()
+            self._pieces.append(out.getvalue())
 
     def advance(self) -> None:
         """All goes with the one put."""
 
     def write(self, data: bytes) -> None:
-        self._bytes += data
+        self._pieces.append(data)
 
     def commit(self) -> tuple[int, str]:
-        data = bytes(self._bytes)
+        data = b"".join(self._pieces)
+        self._pieces.clear()  # a shard is held once
         with far_errors(self._where):
             self._fs.pipe_file(self._path, data)
         return len(data), hashlib.sha256(data).hexdigest()
 
     def abort(self) -> None:
-        self._bytes.clear()
+        self._pieces.clear()
