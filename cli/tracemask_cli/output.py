@@ -100,7 +100,7 @@ def write_text(path: str, text: str) -> None:
     """Write a file that the user named, whole or not at all. Raises UsageError TM932."""
     from tracemask.store.folder import put_file
 
-    put_file(path, text.encode())
+    put_file(path, text.encode("utf-8", "backslashreplace"))  # a lone surrogate is spelled out
 
 
 @contextmanager

@@ -160,7 +160,7 @@ def test_a_log_is_checked_without_a_tokenizer_and_names_file_and_line(tmp_path):
     log.write_text("\n".join(lines) + "\n")
     report = check_paths([str(log)], settings=Settings())
     (finding,) = report.findings
-    assert finding.code == "TM105" and str(finding.place) == "log.jsonl:2:turn 1"
+    assert finding.code == "TM105" and str(finding.place) == f"{log}:2:turn 1"
     assert report.traces == 2 and report.exit_code == 1
 
 
@@ -237,3 +237,88 @@ def test_breaches_that_convert_noted_are_told_from_shards(tokenizer):
     assert [(f.code, f.place.row, f.place.turn) for f in report.findings] == [("TM105", 0, 2)]
     assert "TM104" not in report.ran
     assert report.notes == ("TM916 noted when the log was read: 1 times",)
+
+
+HARBOUR = SMALL.parents[1] / "rollouts" / "harbour.jsonl"
+
+
+def test_a_rendered_row_of_a_log_is_found_at_its_line_in_the_file_that_was_given():
+    """Row 24 was rendered from line 25; line 21 is broken, and some lines make two rows."""
+    report = check_paths([str(HARBOUR)], settings=Settings(tokenizer=str(SMALL)))
+    lines = HARBOUR.read_text().split("\n")
+    placed = [finding for finding in report.findings if finding.place.id is not None]
+    assert {finding.code for finding in placed} >= {"TM102", "TM107", "TM208", "TM409"}
+    for finding in placed:
+        assert finding.place.path == str(HARBOUR) and finding.place.line is not None
+        assert finding.place.id is not None
+        assert json.loads(lines[finding.place.line - 1])["id"] == finding.place.id.split("/")[0]
+    assert report.unreadable[0].startswith(f"{HARBOUR}:21: TM910")
+    (cut,) = (finding for finding in placed if finding.code == "TM107")
+    assert str(cut.place) == f"{HARBOUR}:25:turn 4:token 1622"
+    twin = next(finding for finding in placed if finding.code == "TM409")
+    assert "sampled tokens are those of line 27" in twin.message
+
+
+def test_annotations_of_a_log_stand_on_its_lines_and_name_what_could_not_be_read():
+    from tracemask.check.formats import FORMATS
+
+    report = check_paths([str(HARBOUR)], settings=Settings(tokenizer=str(SMALL), select=("TM107",)))
+    (run,) = json.loads(FORMATS["sarif"](report))["runs"]
+    (result,) = run["results"]
+    assert result["locations"][0]["physicalLocation"]["region"]["startLine"] == 25
+    assert any("harbour.jsonl:21: TM910" in note["message"]["text"] and note["level"] == "error"
+               for note in run["invocations"][0]["toolExecutionNotifications"])  # fmt: skip
+    github = FORMATS["github"](report)
+    assert "harbour.jsonl,line=25,title=TM107" in github
+    assert "::error title=unreadable record::" in github and "harbour.jsonl:21: TM910" in github
+    junit = FORMATS["junit"](report)
+    assert 'failures="1"' in junit and "harbour.jsonl:21: TM910" in junit
+    assert "harbour.jsonl:21: TM910" in FORMATS["html"](report)
+    assert "1 unreadable record in 40 traces" in FORMATS["text"](report)
+
+
+@pytest.mark.parametrize("kind", ["folder", "glob", "gz", "zst", "json", "parquet", "mixed folder"])
+def test_a_log_is_a_log_however_it_lies(tmp_path, kind):
+    import gzip
+
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    row = {"messages": [USER, RESULT, ANSWER]}
+    text = (json.dumps(row) + "\n").encode()
+    logs = tmp_path / "logs"
+    logs.mkdir()
+    (logs / "notes.txt").write_text("no log")
+    path = str(logs)
+    if kind in ("folder", "glob", "mixed folder"):
+        (logs / "a.jsonl").write_bytes(text)
+        path = str(logs / "*.jsonl") if kind == "glob" else path
+        if kind == "mixed folder":
+            (logs / "a.json").write_text('{"lr": 1}')
+    elif kind == "parquet":
+        path = str(logs / "a.parquet")
+        pq.write_table(pa.Table.from_pylist([row]), path)
+    elif kind == "json":
+        path = str(logs / "a.json")
+        (logs / "a.json").write_text(json.dumps([row], indent=1))
+    else:
+        path = str(logs / f"a.jsonl.{kind}")
+        squeezed = gzip.compress(text) if kind == "gz" else pa.compress(text, "zstd", asbytes=True)
+        (logs / f"a.jsonl.{kind}").write_bytes(squeezed)
+    report = check_paths([path], settings=Settings())
+    assert [finding.code for finding in report.findings] == ["TM105"] and report.traces == 1
+
+
+def test_a_log_twice_or_beside_a_dataset_is_refused(tmp_path):
+    from tracemask.core.errors import UsageError
+
+    log, rows = tmp_path / "log.jsonl", tmp_path / "rows.jsonl"
+    log.write_text(json.dumps({"messages": GOOD}) + "\n")
+    rows.write_text('{"input_ids": [1, 2], "loss_mask": [0, 1]}\n')
+    with pytest.raises(UsageError, match="TM900 this input is given twice"):
+        check_paths([str(log), f"{tmp_path}/./log.jsonl"], settings=Settings())
+    for pair in ((log, rows), (rows, log)):
+        with pytest.raises(UsageError, match=r"rows.jsonl: TM900 a dataset of token ids, and .*log.jsonl is a log"):
+            check_paths(list(map(str, pair)), settings=Settings())
+    with pytest.raises(UsageError, match="TM900 this file is given twice"):
+        check_paths([str(rows), str(rows)], settings=Settings())

@@ -193,7 +193,7 @@ def test_messages_and_other_fields_stay_in_the_scalars(tmp_path: Path) -> None:
         ('{"input_ids": [[1]]}\n', "TM501", "no column of token ids"),
         ("[1]\n", "TM501", "not a JSON object"),
         ("{broken\n", "TM910", "invalid JSON"),
-        ("", "TM501", "no column of token ids"),
+        ("", "TM904", "no rows"),
     ],
 )
 def test_a_file_that_holds_no_rows_of_tokens_is_an_error_with_a_remedy(
@@ -388,3 +388,13 @@ def test_a_file_that_is_given_twice_is_refused_however_it_is_spelled(tmp_path: P
     copy.mkdir()
     (copy / part.name).write_bytes(part.read_bytes())
     assert len(open_dataset([str(part), str(copy)])) == 2 * len(open_dataset(str(part)))
+
+
+def test_an_empty_part_adds_no_rows_and_empty_files_alone_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text("\n")
+    for path in (tmp_path, tmp_path / "a.jsonl"):
+        with pytest.raises(TracemaskError, match="TM904 there are no rows"):
+            open_dataset(str(path))
+    (tmp_path / "b.jsonl").write_text('{"input_ids": [1, 2], "mask": [0, 1]}\n')
+    (tmp_path / "c.jsonl").write_text("")
+    assert len(open_dataset(str(tmp_path))) == 1

@@ -380,3 +380,15 @@ def test_a_record_of_no_format_is_answered_with_one_that_is(tmp_path: Path) -> N
         read_traces(path)
     path.write_text('{"messages": [{"role": "user", "content": "a"}], "reward": 1.0}\n')
     assert '{"messages": […], "reward": 1.0}' in caught.value.fix and len(list(read_traces(path))) == 1
+
+
+def test_a_trace_of_our_own_form_is_found_at_its_line_in_this_file_not_in_the_log_it_came_from(tmp_path: Path) -> None:
+    from tracemask.trace.jsonl import write_traces
+
+    log, own = tmp_path / "log.jsonl", tmp_path / "own.jsonl"
+    log.write_text('\n\n{"messages": [{"role": "user", "content": "a"}]}\n')
+    (trace,) = read_traces(str(log))
+    assert trace.source is not None and trace.source.line == 3
+    write_traces(own, [trace])
+    (again,) = read_traces(str(own))
+    assert again.source is not None and (again.source.path, again.source.line) == ("own.jsonl", 1)

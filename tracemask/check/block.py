@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import cached_property
 from typing import Any
 
@@ -28,14 +28,23 @@ def per_token(name: str) -> bool:
 class Block:
     """`rows` as flat arrays of length N = their tokens; row i of the block is [offsets[i], offsets[i + 1]).
 
-    path: the dataset that findings name; default each row's shard. A row whose columns differ in length has no tokens
-    here and stands in `ragged`. Where only some rows have a column, the others hold its neutral value (NaN, 0, −1).
+    path: the dataset that findings name; default each row's shard. lines: of each row, where its shard is a log. A row
+    whose columns differ in length has no tokens here and stands in `ragged`. Where only some rows have a column, the
+    others hold its neutral value (NaN, 0, −1).
     """
 
-    def __init__(self, rows: list[Row], *, shards: list[str] | None = None, path: str | None = None) -> None:
+    def __init__(
+        self,
+        rows: list[Row],
+        *,
+        shards: list[str] | None = None,
+        path: str | None = None,
+        lines: list[int | None] | None = None,
+    ) -> None:
         self.rows = rows
         self.path = path
         self.shards = shards or [""] * len(rows)
+        self.lines = lines or [None] * len(rows)
         self.ragged: dict[int, dict[str, int]] = {}
         kept: list[dict[str, np.ndarray]] = []
         for i, row in enumerate(rows):
@@ -155,6 +164,7 @@ class Block:
             token=token,
             end=end,
             id=None if identity is None else str(identity),
+            line=self.lines[row],
         )
         return Finding(code, message, place, severity, cause, dict(data))
 
@@ -174,20 +184,36 @@ def common_prefix(left: Any, right: Any) -> int:
     return int(differ[0]) if len(differ) else n
 
 
-def blocks(rows: Iterable[tuple[Row, str]], *, tokens: int, path: str | None = None) -> Iterator[Block]:
+def named(row: int, line: int | None) -> str:
+    """A row in words, as places count: by its log's line where it was rendered from one."""
+    return f"row {row}" if line is None else f"line {line}"
+
+
+def no_line(row: Row) -> None:
+    """Rows of a dataset are known by their number."""
+
+
+def blocks(
+    rows: Iterable[tuple[Row, str]],
+    *,
+    tokens: int,
+    path: str | None = None,
+    line_of: Callable[[Row], int | None] = no_line,
+) -> Iterator[Block]:
     """Rows (with the shard each lies in) in blocks of about `tokens` tokens; a longer row is a block of its own.
 
-    path: what findings name as their file; default the shard of each row. Row numbers are the dataset's.
+    path: what findings name as their file; default the shard of each row. Row numbers are the dataset's. line_of: the
+    line of its log that a row was rendered from.
     """
     held: list[Row] = []
     shards: list[str] = []
     size = 0
     for row, shard in rows:
         if held and size + len(row) > tokens:
-            yield Block(held, shards=shards, path=path)
+            yield Block(held, shards=shards, path=path, lines=[line_of(each) for each in held])
             held, shards, size = [], [], 0
         held.append(row)
         shards.append(shard)
         size += len(row)
     if held:
-        yield Block(held, shards=shards, path=path)
+        yield Block(held, shards=shards, path=path, lines=[line_of(each) for each in held])

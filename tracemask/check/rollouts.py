@@ -31,6 +31,7 @@ class Rollout:
     n_sampled: int
     shard: str
     path: str | None
+    line: int | None
     fork: bool
     identity: str | None
 
@@ -85,6 +86,7 @@ def _rollout(view: View, i: int, scalars: Mapping[str, Any]) -> Rollout:
         n_sampled=len(sampled),
         shard=block.shards[i],
         path=block.path or block.shards[i] or None,
+        line=block.lines[i],
         fork=scalars.get("fork_row") is not None or bool(scalars.get("branch")),
         identity=_read(scalars, "id", str),
     )
@@ -139,4 +141,4 @@ def heads(members: list[Rollout]) -> list[Rollout]:
 
 def place_of(member: Rollout) -> Place:
     """A rollout's first sampled token."""
-    return Place(path=member.path, row=member.row, token=member.first, id=member.identity)
+    return Place(path=member.path, row=member.row, token=member.first, id=member.identity, line=member.line)

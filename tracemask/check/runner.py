@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from typing import Any
 
 from tracemask.check.baseline import Baseline, content_hash, key
@@ -15,7 +16,7 @@ from tracemask.check.opening import load_template, load_tokenizer, open_given, p
 from tracemask.check.report import Collector, Report, Skip
 from tracemask.check.rule import Need, Rule, Scope, all_rules, matching
 from tracemask.check.view import View
-from tracemask.core.errors import StoreError, UsageError
+from tracemask.core.errors import StoreError, TracemaskError, UsageError
 
 
 def check_dataset(
@@ -39,6 +40,7 @@ def check_dataset(
     if isinstance(opened, StoreError):
         return session.refused(opened, path=path_of(dataset))
     session.start(opened, path=path_of(dataset))
+    session.paths = {file.rel: file.path for file in getattr(traces, "files", ())}
     for trace in traces:
         session.trace(trace)
     paths = getattr(opened, "paths", ())
@@ -77,6 +79,7 @@ class Session:
         self.remarks: list[str] = []
         self.notes: Counter[str] = Counter()  # operational codes that convert recorded with rows
         self.path = ""
+        self.paths: dict[str, str] = {}  # of a log's files: the path below the input's root, and the one that was given
         self._ignores = {code: selector for selector in settings.ignore for code in matching([selector])}
 
     def start(self, dataset: Any, *, path: str = "") -> None:
@@ -172,6 +175,22 @@ class Session:
         else:
             self.unreadable.append(str(error))
 
+    def unread(self, error: TracemaskError) -> None:
+        """A record of a log that could not be read or rendered, under the path that was given."""
+        parts = error.where.split(":")
+        for k in range(len(parts), 0, -1):
+            path = self.paths.get(":".join(parts[:k]))
+            if path is not None:
+                where = ":".join([path, *parts[k:]])
+                error = type(error)(error.code, where=where, what=error.what, fix=error.fix)
+                break
+        self.unreadable.append(str(error))
+
+    def placed(self, finding: Finding) -> Finding:
+        """The finding under the path that was given."""
+        path = self.paths.get(finding.place.path or "")
+        return finding if path is None else replace(finding, place=replace(finding.place, path=path))
+
     def _close(self) -> Report:
         settings = self.settings
         groups = self.collector.ordered(settings.tolerance, total=self.rows)
@@ -224,7 +243,7 @@ class Session:
                     self.baseline_out[spelled] += 1
                 if self.baseline.excuses(spelled):
                     continue
-            self.collector.add(finding)
+            self.collector.add(self.placed(finding))
 
     def _content(self, finding: Finding, where: tuple[Block, dict[int, str]] | None) -> str | None:
         row = finding.place.row

@@ -46,8 +46,9 @@ def _object(properties: dict[str, Any], *, optional: tuple[str, ...] = ()) -> di
 
 def _finding() -> dict[str, Any]:
     place = {
-        "path": {**_TEXT, "description": "the dataset, shard or log; for a log file:line"},
-        "row": {**_COUNT, "description": "row of the dataset, from 0"},
+        "path": {**_TEXT, "description": "the dataset, shard or log"},
+        "line": {**_COUNT, "description": "line of the log, from 1"},
+        "row": {**_COUNT, "description": "row of the dataset, or of all that were rendered, from 0"},
         "turn": {**_COUNT, "description": "message of the trace, from 0"},
         "token": {**_COUNT, "description": "first token in the row, from 0"},
         "end": {**_COUNT, "description": "one past the last token"},

@@ -21,7 +21,10 @@ class Severity(str, Enum):
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where: any field that does not apply is None. `token` and `end` are a half-open range in the row."""
+    """Where: any field that does not apply is None. `token` and `end` are a half-open range in the row.
+
+    line: of the log that `path` names, from 1; a row that was rendered from it is known by it.
+    """
 
     path: str | None = None
     row: int | None = None
@@ -29,9 +32,11 @@ class Place:
     token: int | None = None
     end: int | None = None
     id: str | None = None
+    line: int | None = None
 
     def __str__(self) -> str:
-        row = None if self.row is None else str(self.row)
+        at = self.row if self.line is None else self.line
+        row = None if at is None else str(at)
         turn = None if self.turn is None else f"turn {self.turn}"
         token = None if self.token is None else f"token {self.token}"
         return ":".join(part for part in (self.path, row, turn, token) if part is not None)

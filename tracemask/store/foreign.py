@@ -17,6 +17,8 @@ from tracemask.store.records import RECORDS, Records
 from tracemask.store.row import Row
 from tracemask.store.shard import plain
 
+SAVED = ("state.json", "dataset_dict.json")  # by which a folder of save_to_disk is known
+
 
 class ForeignSource:
     """A foreign file as rows."""
@@ -47,7 +49,7 @@ def open_foreign(path: str, mapping: Mapping[str, str], *, shown: str = "") -> D
 
     shown: what to call a single file instead of its path.
 
-    TM931: no file of a known kind; TM900: several splits; TM501: no ids.
+    TM931: no file of a known kind; TM900: several splits; TM501: no ids; TM904: empty files alone.
     """
     files = list(_files(Tree(path)))
     if not files:
@@ -55,7 +57,11 @@ def open_foreign(path: str, mapping: Mapping[str, str], *, shown: str = "") -> D
         raise StoreError("TM931", where=path, what="neither shards of ours nor a dataset of another tool", fix=fix)
     if shown:
         files = [replace(file, where=shown) for file in files]
-    sources = [ForeignSource(RECORDS[file.suffix](file), mapping) for file in files]
+    opened = [RECORDS[file.suffix](file) for file in files]
+    held = [k for k, records in enumerate(opened) if records.rows or records.lists or records.others]
+    if not held:
+        raise StoreError("TM904", where=shown or path, what="there are no rows", fix="give a dataset with rows")
+    files, sources = [files[k] for k in held], [ForeignSource(opened[k], mapping) for k in held]
     names, sizes = [file.name for file in files], [file.size() for file in files]
     identity = fingerprint("foreign", names, sizes, sorted(mapping.items()))
     return Dataset(sources, kind="foreign", paths=(shown or path,), names=names, identity=identity)
@@ -68,9 +74,9 @@ def _files(tree: Tree) -> Iterator[Blob]:
             fix = f"rename it to one of {', '.join('.' + name for name in RECORDS)}"
             raise StoreError("TM931", where=tree.path, what="a file of an unknown kind", fix=fix)
         yield file
-    elif tree.has("state.json"):
+    elif tree.has(SAVED[0]):
         yield from _saved(tree)
-    elif tree.has("dataset_dict.json"):
+    elif tree.has(SAVED[1]):
         splits = [name for name in _splits(tree) if tree.has(f"{name}/state.json")]
         if len(splits) != 1:
             names = ", ".join(splits) or "none"

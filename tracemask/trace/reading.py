@@ -18,7 +18,7 @@ from tracemask.trace.model import Trace
 from tracemask.trace.sniff import identify
 from tracemask.trace.unit import Unit, UnitRange, format_of, read_units
 
-READER_VERSION = "2"
+READER_VERSION = "3"
 """Raised whenever a log becomes other traces than before: a conversion is not continued by another reader."""
 
 OnError = Literal["skip", "fail"]

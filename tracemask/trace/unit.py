@@ -121,7 +121,7 @@ def _surrogates(file: InputFile, record: Record) -> Iterator[Finding]:
         yield Finding(
             "TM916",
             f"{path}: a lone surrogate was replaced by U+FFFD",
-            Place(path=file.rel, row=record.index),
+            Place(path=file.rel, line=record.line),
             data={"field": path, "line": record.line},
         )
 
@@ -187,8 +187,7 @@ def _source(trace: Trace, kind: Format, context: Context) -> Source:
     source = trace.source
     if source is None:
         return Source(format=kind.name, path=context.file.rel, line=context.line)
-    line = context.line if source.line is None else source.line
-    return source.model_copy(update={"format": kind.name, "path": context.file.rel, "line": line})
+    return source.model_copy(update={"format": kind.name, "path": context.file.rel, "line": context.line})
 
 
 def _count_unknown(unit: Unit, kind: Format, value: Any, traces: list[Trace]) -> None:

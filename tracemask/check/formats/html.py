@@ -8,6 +8,7 @@ from tracemask.check.formats.plain import neutral
 from tracemask.check.formats.text import EXAMPLES, summary
 from tracemask.check.report import Group, Report
 
+_UNREADABLE = 100  # records listed
 _STYLE = """
 :root{color-scheme:light dark}body{font:15px/1.5 system-ui,sans-serif;max-width:70rem;margin:2rem auto;padding:0 1rem}
 code,td:first-child{font-family:ui-monospace,monospace}table{border-collapse:collapse;width:100%}
@@ -24,6 +25,8 @@ def render(report: Report) -> str:
         f"<tr><td>{skip.rule.code}</td><td>{escape(skip.rule.name)}</td><td>{escape(', '.join(skip.missing))}</td></tr>"
         for skip in report.skipped
     )
+    unreadable = "".join(f"<li>{escape(neutral(text))}</li>" for text in report.unreadable[:_UNREADABLE])
+    unreadable = f"<h2>Unreadable</h2><ul>{unreadable}</ul>" if unreadable else ""
     policy = "default-src 'none'; style-src 'unsafe-inline'"
     return (
         f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><meta http-equiv="Content-Security-Policy" '
@@ -31,7 +34,7 @@ def render(report: Report) -> str:
         f"<style>{_STYLE}</style></head><body><h1>tracemask check</h1>"
         f"<p><code>{escape(neutral(report.path))}</code></p>"
         f"<p>{escape(summary(report))}</p><table><thead><tr><th>rule</th><th>rows</th><th>what</th></tr></thead>"
-        f"<tbody>{rows}</tbody></table><h2>Not run</h2>"
+        f"<tbody>{rows}</tbody></table>{unreadable}<h2>Not run</h2>"
         f"<table><thead><tr><th>rule</th><th>name</th><th>missing</th></tr>"
         f"</thead><tbody>{skipped}</tbody></table></body></html>\n"
     )

@@ -9,6 +9,7 @@ import re
 from xml.sax.saxutils import escape, quoteattr
 
 from tracemask.check.finding import Severity
+from tracemask.check.formats.plain import neutral
 from tracemask.check.formats.text import group_lines
 from tracemask.check.report import Group, Report
 from tracemask.check.rule import all_rules
@@ -30,12 +31,17 @@ def render(report: Report) -> str:
         failures += failed
         cases.append(_wrap(code, names.get(code) or all_rules()[code].name, body))
     for skip in report.skipped:
-        missing = f"no {', '.join(skip.missing)}"
+        missing = f"missing {', '.join(skip.missing)}"
         failures += skip.required
         kind = f"<skipped message={quoteattr(missing)}/>"
         if skip.required:
             kind = f'<failure message={quoteattr("required: " + missing)} type="required"/>'
         cases.append(_wrap(skip.rule.code, skip.rule.name, [kind]))
+    if report.unreadable:
+        failures += 1
+        lines = [_valid(neutral(text)) for text in report.unreadable]
+        failure = f'<failure message={quoteattr(lines[0])} type="error">{escape(chr(10).join(lines))}</failure>'
+        cases.append(f'<testcase classname="tracemask" name="unreadable records" time="0">{failure}</testcase>')
     skipped = sum(not skip.required for skip in report.skipped)
     counts = f'tests="{len(cases)}" failures="{failures}" errors="0"'
     suite = f'<testsuite name="tracemask check" {counts} skipped="{skipped}" time="0">'

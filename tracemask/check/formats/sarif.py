@@ -1,4 +1,4 @@
-"""The report as SARIF 2.1.0, for code scanning. Rows stand where lines would: line = row + 1.
+"""The report as SARIF 2.1.0, for code scanning. Rows of a dataset stand where lines would: line = row + 1.
 
 Beyond the standard it keeps to what GitHub's code scanning asks for: a whole region and a `primaryLocationLineHash` in
 every result, paths relative to the folder one stands in, at most MOST results.
@@ -36,7 +36,10 @@ def render(report: Report) -> str:
         "columnKind": "unicodeCodePoints",
         "invocations": [{
             "executionSuccessful": True, "exitCode": report.exit_code,
-            "toolExecutionNotifications": [{"level": "note", "message": {"text": text}} for text in _notes(report)],
+            "toolExecutionNotifications": [
+                *({"level": "error", "message": {"text": f"unreadable: {text}"}} for text in report.unreadable[:MOST]),
+                *({"level": "note", "message": {"text": text}} for text in _notes(report)),
+            ],
         }],
         "results": [_result(finding, group, index, report) for group, finding in _results(report)],
         "properties": {"rows": report.rows, "tokens": report.tokens},
@@ -56,7 +59,7 @@ def _results(report: Report) -> list[tuple[Group, Finding]]:
 
 
 def _notes(report: Report) -> list[str]:
-    notes = [f"{skip.rule.code} not run: no {', '.join(skip.missing)}" for skip in report.skipped]
+    notes = [f"{skip.rule.code} not run, missing {', '.join(skip.missing)}" for skip in report.skipped]
     found = sum(group.findings for group in report.groups)
     shown = min(sum(len(group.examples) for group in report.groups), MOST)
     return notes if shown == found else [*notes, f"{shown:,} of {found:,} findings are listed here"]
@@ -111,7 +114,7 @@ def _location(finding: Finding, report: Report) -> dict[str, Any]:
     path, line = _line_of(place.path or report.path or "dataset")
     start = 1 if place.token is None else place.token + 1
     end = start + 1 if place.end is None or place.token is None else max(place.end, place.token + 1) + 1
-    first = line if place.row is None else place.row + 1
+    first = place.line or (line if place.row is None else place.row + 1)
     region = {"startLine": first, "startColumn": start, "endLine": first, "endColumn": end}
     return {"artifactLocation": {"uri": _uri(path)}, "region": region}
 

@@ -92,7 +92,8 @@ def summary(report: Report) -> str:
     size = f"{plural(report.rows, 'row')}, {plural(report.tokens, 'token')}"
     if report.traces:
         size = plural(report.traces, "trace") + (f", {size}" if report.rows else "")
-    return f"{verdict} in {size}; {plural(len(report.ran), 'rule')} ran, {len(report.skipped)} could not"
+    lost = f", {plural(len(report.unreadable), 'unreadable record')}" if report.unreadable else ""
+    return f"{verdict}{lost} in {size}; {plural(len(report.ran), 'rule')} ran, {len(report.skipped)} could not"
 
 
 def statistics(report: Report) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from tracemask.check.block import named
 from tracemask.check.context import Run
 from tracemask.check.finding import INFO, WARNING, Finding
 from tracemask.check.rollouts import Groups, Rollout, gather, heads, place_of
@@ -22,7 +23,7 @@ def _duplicates_finish(run: Run) -> Iterator[Finding]:
                 continue
             twin = first.setdefault(member.sampled, member)
             if twin is not member:
-                text = f"group {name}: {member.n_sampled} sampled tokens are those of row {twin.row}"
+                text = f"group {name}: {member.n_sampled} sampled tokens are those of {named(twin.row, twin.line)}"
                 yield Finding("TM409", text, place_of(member), data={"group": name, "twin": twin.row})
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from tracemask.check.block import blocks
+from tracemask.check.block import blocks, named
 from tracemask.check.context import Run
 from tracemask.check.finding import WARNING, Finding
 from tracemask.check.rollouts import hash_of
@@ -17,9 +17,9 @@ from tracemask.check.view import View
 
 @dataclass
 class Seen:
-    """Hash of a row's ids → (row, group): sixteen bytes a row and a little more."""
+    """Hash of a row's ids → (row, group, line of its log): sixteen bytes a row and a little more."""
 
-    rows: dict[int, tuple[int, str | None]] = field(default_factory=dict)
+    rows: dict[int, tuple[int, str | None, int | None]] = field(default_factory=dict)
 
 
 @rule("TM502", "duplicate-rows", WARNING, needs=(Need.IDS,))
@@ -43,9 +43,10 @@ def duplicate_rows(view: View) -> Iterator[Finding]:
         if not len(ids):
             continue
         name = None if group is None else str(group)
-        first, where = seen.setdefault(hash_of(ids), (block.rows[i].index, name))
+        first, where, said = seen.setdefault(hash_of(ids), (block.rows[i].index, name, block.lines[i]))
         if first != block.rows[i].index and (name is None or name != where):
-            yield block.finding("TM502", i, f"the same {len(ids)} ids as row {first}", token=0, twin=first)
+            text = f"the same {len(ids)} ids as {named(first, said)}"
+            yield block.finding("TM502", i, text, token=0, twin=first)
 
 
 @dataclass

@@ -23,10 +23,9 @@ MESSAGES = (Need.MESSAGES,)
 def place_in(trace: Trace, turn: int | None = None) -> Place:
     """A message of a trace: the log's file and line, the trace's id."""
     source = trace.source
-    path = None
-    if source is not None and source.path:
-        path = source.path if source.line is None else f"{source.path}:{source.line}"
-    return Place(path=path, turn=turn, id=trace.id)
+    if source is None or not source.path:
+        return Place(turn=turn, id=trace.id)
+    return Place(path=source.path, line=source.line, turn=turn, id=trace.id)
 
 
 def breaches(trace: Trace, run: Run) -> list[Finding]:
