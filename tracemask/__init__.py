@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from tracemask.render.renderer import Renderer
     from tracemask.trace import Trace, read_traces
     from tracemask.trace.recorder import Recorder
-    from tracemask.train.loader import prepare
+    from tracemask.train.batches import prepare
 
 __version__ = "0.1.0"
 
@@ -26,7 +26,7 @@ _HOME = {
     "Recipe": "tracemask.recipe",
     "open_dataset": "tracemask.api",
     "check_dataset": "tracemask.check.runner",
-    "prepare": "tracemask.train.loader",
+    "prepare": "tracemask.train.batches",
     "train": "tracemask.train",
     "loss": "tracemask.loss",
 }

@@ -24,7 +24,7 @@ from tracemask.store.export import export
 from tracemask.store.reader import open_dataset
 from tracemask.store.row import Row
 from tracemask.store.schema import make_metadata
-from tracemask.train.loader import prepare
+from tracemask.train.batches import prepare
 
 pytestmark = [pytest.mark.peers, pytest.mark.filterwarnings("ignore")]
 core: Any = pytest.importorskip("verl.trainer.ppo.core_algos", reason="verl is not installed", exc_type=ImportError)

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-import signal
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,49 +14,21 @@ import pytest
 import torch
 from torch import Tensor
 from train_models import rollouts, write
+from train_runs import config, foreign, lines, weights
 
 from tracemask.core.errors import RecipeError, TracemaskError, UsageError
+from tracemask.train.batches import prepare
 from tracemask.train.build import build
 from tracemask.train.config import TrainConfig
 from tracemask.train.distributed import World
-from tracemask.train.feed import loader_of
-from tracemask.train.loader import prepare
+from tracemask.train.feed import loader_of, steps_of
 from tracemask.train.trainer import StepReport, dry_run, train
 from tracemask.train.update import accumulate, padded
-
-UNTIMED = ("seconds", "tokens_per_second")
 
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> str:
     return write(tmp_path_factory.mktemp("data") / "shards", rollouts())
-
-
-def config(data: str, out: Path, **changes: Any) -> TrainConfig:
-    base: dict[str, Any] = {
-        "data": [data],
-        "init_tiny": True,
-        "recipe": "grpo",
-        "out": str(out),
-        "steps": 4,
-        "groups_per_step": 2,
-        "tokens_per_batch": 120,
-        "lr": 1e-3,
-        "export": False,
-    }
-    return TrainConfig.of({**base, **changes})
-
-
-def lines(out: Path) -> list[dict[str, Any]]:
-    """The metrics lines without what a clock decides."""
-    found = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
-    return [{name: value for name, value in one.items() if name not in UNTIMED} for one in found]
-
-
-def weights(out: Path) -> dict[str, Tensor]:
-    from safetensors.torch import load_file
-
-    return load_file(str(out / "model" / "model.safetensors"))
 
 
 def by_hand(model: Any, data: str, rows: list[int]) -> tuple[float, list[Tensor]]:
@@ -112,82 +82,6 @@ def test_packing_and_micro_batches_leave_the_gradient_alone(data: str, tmp_path:
         found.append([parameter.grad for parameter in policies.model.parameters()])
     scale = max(float(one.abs().max()) for one in found[0])
     assert max(float((a - b).abs().max()) for a, b in zip(*found, strict=True)) / scale < 1e-6
-
-
-def test_a_run_cut_short_continues_bit_for_bit(data: str, tmp_path: Path) -> None:
-    options: dict[str, Any] = {"save_every": 2, "steps": 5, "export": True, "schedule": "cosine", "warmup_steps": 2}
-    train(config(data, tmp_path / "whole", **options))
-
-    def stop(report: StepReport) -> None:
-        if report.step == 3:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        train(config(data, tmp_path / "cut", **options), observer=stop)
-    assert [one["step"] for one in lines(tmp_path / "cut")] == [1, 2, 3]
-    half = tmp_path / "cut" / "checkpoints" / ".step-00000004.tmp"
-    half.mkdir()
-    (half / "__0_0.distcp").write_bytes(b"half a checkpoint")
-    seen: list[int] = []
-    train(config(data, tmp_path / "cut", **options), observer=lambda report: seen.append(report.step))
-    assert seen == [3, 4, 5]  # step 3 is done again: its checkpoint was never written
-    assert lines(tmp_path / "cut") == lines(tmp_path / "whole")
-    whole, cut = weights(tmp_path / "whole"), weights(tmp_path / "cut")
-    assert whole.keys() == cut.keys()
-    assert all(torch.equal(whole[name], cut[name]) for name in whole)
-
-
-_KILLED = """
-import os, signal, sys
-from tracemask.train.config import TrainConfig
-from tracemask.train.trainer import train
-def stop(report):
-    if report.step == 3:
-        os.kill(os.getpid(), signal.SIGKILL)
-train(TrainConfig.model_validate_json(sys.argv[1]), observer=stop)
-"""
-
-
-def test_a_killed_process_continues_bit_for_bit(data: str, tmp_path: Path) -> None:
-    options: dict[str, Any] = {"save_every": 1, "export": True}
-    settings = config(data, tmp_path / "killed", **options)
-    env = {**os.environ, "OMP_NUM_THREADS": str(torch.get_num_threads())}
-    run = subprocess.run([sys.executable, "-c", _KILLED, settings.model_dump_json()], env=env, timeout=120, check=False)
-    assert run.returncode == -signal.SIGKILL
-    train(settings)
-    train(config(data, tmp_path / "whole", **options))
-    assert lines(tmp_path / "killed") == lines(tmp_path / "whole")
-    assert all(
-        torch.equal(one, weights(tmp_path / "whole")[name]) for name, one in weights(tmp_path / "killed").items()
-    )
-
-
-def test_a_finished_run_is_not_trained_again(data: str, tmp_path: Path) -> None:
-    train(config(data, tmp_path, steps=2))
-    result = train(config(data, tmp_path, steps=2))
-    assert result.metrics == {}
-    assert [one["step"] for one in lines(tmp_path)] == [1, 2]
-
-
-@pytest.mark.parametrize(
-    ("changes", "named"),
-    [({"seed": 5}, "seed"), ({"groups_per_step": 1}, "groups_per_step"), ({"recipe": "dapo"}, "recipe")],
-)
-def test_a_checkpoint_of_another_order_or_recipe_is_refused(
-    data: str, tmp_path: Path, changes: dict[str, Any], named: str
-) -> None:
-    train(config(data, tmp_path, steps=1))
-    with pytest.raises(TracemaskError, match=f"TM961.*{named}"):
-        train(config(data, tmp_path, steps=2, **changes))
-    with pytest.raises(TracemaskError, match="TM961"):
-        train(config(data, tmp_path, steps=2, resume="never"))
-
-
-def test_a_damaged_checkpoint_is_a_coded_error(data: str, tmp_path: Path) -> None:
-    train(config(data, tmp_path, steps=1))
-    (tmp_path / "checkpoints" / "step-00000001" / "__0_0.distcp").write_bytes(b"")
-    with pytest.raises(TracemaskError, match="TM961"):
-        train(config(data, tmp_path, steps=2))
 
 
 def test_transformers_loads_the_exported_model(data: str, tmp_path: Path) -> None:
@@ -314,18 +208,6 @@ def test_the_plan_s_micro_batches_are_those_of_the_run(data: str, tmp_path: Path
     assert plan.slots == sum(line["slots"] for line in lines(tmp_path))
 
 
-def foreign(path: Path, **last: Any) -> str:
-    """Two groups of two rows as another tool writes them; `last` changes the last row. None takes a column away."""
-    rows: list[dict[str, Any]] = [
-        {"input_ids": [1, 2, 3, 4 + k], "loss_mask": [0, 0, 1, 1], "logprobs": [-1.0] * 4, "uid": uid, "reward": k}
-        for uid in "ab"
-        for k in range(2)
-    ]
-    rows[-1] = {name: value for name, value in {**rows[-1], **last}.items() if value is not None}
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return str(path)
-
-
 def test_groups_that_teach_nothing_are_said_by_the_dry_run_and_by_the_run(tmp_path: Path) -> None:
     rows = Path(foreign(tmp_path / "rows.jsonl")).read_text().replace('"uid"', '"nothing"')
     (tmp_path / "rows.jsonl").write_text(rows)
@@ -386,6 +268,8 @@ def test_a_dry_run_refuses_what_the_run_would_refuse(
         ({"updates_per_batch": 2, "old": "sampler"}, "old log-probs"),
         ({"packing": "sideways"}, "packing"),
         ({"learning_rate": 1.0}, "learning_rate"),
+        ({"lr": float("inf")}, "lr"),
+        ({"betas": (0.9, 1.0)}, "betas"),
     ],
 )
 def test_options_that_contradict_each_other_are_named(
@@ -417,6 +301,21 @@ def test_more_steps_than_one_epoch_see_every_group_again_in_another_order(data: 
     epochs = [[loader.rows_of(epoch * 4 + k)[0][0] for k in range(4)] for epoch in range(3)]
     assert all(sorted(one) == sorted(epochs[0]) for one in epochs)
     assert len({tuple(one) for one in epochs}) > 1
+
+
+@pytest.mark.parametrize(("epochs", "steps"), [(0.07, 7), (0.071, 8), (1e-9, 1), (2.0, 200)])
+def test_a_share_of_an_epoch_is_counted_without_float_residue(tmp_path: Path, epochs: float, steps: int) -> None:
+    """0.07 · 100 is 7.000000000000001 in floats."""
+    settings = config("unread", tmp_path, steps=None, epochs=epochs)
+    assert steps_of(settings, SimpleNamespace(steps_per_epoch=100)) == steps
+
+
+def test_the_advantages_shown_are_those_trained_on(data: str, tmp_path: Path) -> None:
+    """Whitened over the step: their deviation is 1 there, over the dataset it is not."""
+    seen: list[StepReport] = []
+    whiten = {"estimator": "batch", "ddof": 0, "eps": 0.0}
+    train(config(data, tmp_path, recipe={"extends": "reinforce_pp", "advantage": whiten}), observer=_observe(seen))
+    assert [one.metrics["advantage_std"] for one in seen] == pytest.approx([1.0] * len(seen))
 
 
 @pytest.mark.filterwarnings("ignore")  # peft calls what transformers deprecates

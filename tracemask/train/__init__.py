@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 from tracemask.core.lazy import names
 
 if TYPE_CHECKING:
+    from tracemask.train.batches import prepare
     from tracemask.train.config import TrainConfig
-    from tracemask.train.loader import prepare
     from tracemask.train.trainer import TrainResult, train
 
 _HOME = {
     "TrainConfig": "tracemask.train.config",
     "TrainResult": "tracemask.train.trainer",
-    "prepare": "tracemask.train.loader",
+    "prepare": "tracemask.train.batches",
     "train": "tracemask.train.trainer",
 }
 

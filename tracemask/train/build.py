@@ -17,19 +17,21 @@ from tracemask.train.config import Lora, TrainConfig
 from tracemask.train.distributed import World, wrap
 from tracemask.train.model import init_tiny, load, probe, text_config, use_attention
 from tracemask.train.step import PolicyStep, Work, read_logprobs
+from tracemask.train.vocabulary import must_have_vocabulary, size_of
 
 
 @dataclass(slots=True)
 class Policies:
     """model: the bare model being trained. module: PolicyStep around it, wrapped for the ranks.
 
-    attention: its name.
+    attention: its name. vocab: ids that the policy and its reference know.
     reference: a frozen, wrapped PolicyStep, or None; with LoRA the policy without its adapters serves.
     """
 
     model: Any
     module: nn.Module
     attention: str
+    vocab: int
     reference: nn.Module | None
     adapters_off: bool
 
@@ -71,7 +73,7 @@ def build(config: TrainConfig, loader: Any, world: World) -> Policies:
     attention = _attention(config, world)
     model = _load(config, loader, config.model, attention)
     vocab = int(text_config(model.config).vocab_size)
-    check_vocabulary(vocab, loader)
+    must_have_vocabulary(vocab, loader.dataset, where="--model")
     model.to(world.device)
     attention = proven(model, attention, vocab=vocab, settle=config.attention == "auto")
     if config.gradient_checkpointing:
@@ -91,9 +93,11 @@ def build(config: TrainConfig, loader: Any, world: World) -> Policies:
     if config.reference is not None and not adapters_off:
         path = config.model if config.reference == "initial" else config.reference
         frozen = _load(config, loader, path, attention).to(world.device).requires_grad_(False)
+        vocab = min(vocab, int(text_config(frozen.config).vocab_size))
+        must_have_vocabulary(vocab, loader.dataset, where="--reference")
         inner = _step(frozen, recipe, config, world, parallel).eval()
         reference = wrapped(inner) if parallel == "fsdp2" else inner
-    return Policies(model, module, attention, reference, adapters_off)
+    return Policies(model, module, attention, vocab, reference, adapters_off)
 
 
 def _step(model: Any, recipe: Recipe, config: TrainConfig, world: World, parallel: str) -> PolicyStep:
@@ -139,29 +143,9 @@ def proven(model: Any, attention: str, *, vocab: int, settle: bool) -> str:
 def _load(config: TrainConfig, loader: Any, path: str | None, attention: str) -> Any:
     dtype = torch.float64 if config.dtype == "float64" else torch.float32
     if path is None:
-        vocab = vocabulary_of(loader)
+        vocab = size_of(loader.dataset)
         return init_tiny(vocab, seed=config.seed, dtype=dtype, attention=attention)
     return load(path, dtype=dtype, attention=attention)
-
-
-def vocabulary_of(loader: Any) -> int:
-    """Ids of the dataset's tokenizer; for foreign data, the largest id present + 1."""
-    stated = loader.dataset.metadata.get("vocab_size")
-    if stated:
-        return int(stated)
-    return 1 + max(int(loader.dataset.row(i)["token_ids"].max()) for i in range(len(loader.dataset)))
-
-
-def check_vocabulary(vocab: int, loader: Any) -> None:
-    """TrainError TM506 where the shards' tokenizer has more ids than the model."""
-    stated = loader.dataset.metadata.get("vocab_size")
-    if stated and int(stated) > vocab:
-        raise TrainError(
-            "TM506",
-            where="--model",
-            what=f"the model knows {vocab} ids, the shards' tokenizer has {stated}",
-            fix="train the model that sampled the shards",
-        )
 
 
 def _checkpoint_activations(model: Any) -> None:

@@ -1,12 +1,14 @@
 """Checkpoints that survive a kill at any point and any number of ranks, and the safetensors export. Knows no data.
 
-A checkpoint is written beside its final name and renamed when complete, so a folder `step-N` is always whole.
+A checkpoint is written beside its final name and renamed when complete, and renamed again before it is removed, so a
+folder `step-N` is always whole. It names the sha256 of its files, so what a disk or a copy damaged is never trained on.
 torch.distributed.checkpoint holds model and optimizer under names free of any wrapper, so that it loads into one
 process, DDP or FSDP2 alike.
 """
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import re
@@ -21,6 +23,7 @@ import torch
 from torch import nn
 
 from tracemask.core.errors import TrainError
+from tracemask.core.fingerprint import file_sha256, fingerprint
 from tracemask.train.distributed import World
 from tracemask.train.model import quiet
 
@@ -46,33 +49,83 @@ def save(
     world: World,
     keep: int,
 ) -> Path:
-    """Write `step-N` (model, optimizer, `state`, each rank's random state); keep the newest `keep`. Collective."""
+    """Write `step-N` (model, optimizer, `state`, each rank's random state); keep the newest `keep`. Collective.
+
+    Raises TrainError TM932 where it cannot be written; what was written of it is removed, older ones stay.
+    """
     import torch.distributed.checkpoint as dcp
     from torch.distributed.checkpoint.state_dict import get_state_dict
 
     final = folder / f"step-{step:08d}"
     temporary = folder / f".step-{step:08d}.tmp"
     if world.first:
-        shutil.rmtree(temporary, ignore_errors=True)
+        for left in folder.glob(".step-*"):  # of a kill
+            shutil.rmtree(left, ignore_errors=True)
         temporary.mkdir(parents=True)
     world.wait()
     weights, moments = get_state_dict(module, optimizer)
-    with _alone(world):
-        dcp.save({"model": weights, "optimizer": moments}, checkpoint_id=temporary, no_dist=world.size == 1)
-    torch.save(torch.get_rng_state(), temporary / f"random-{world.rank}.pt")
-    if world.device.type == "cuda":
-        torch.save(torch.cuda.get_rng_state(world.device), temporary / f"random-cuda-{world.rank}.pt")
-    world.wait()
+    with _writing(temporary):
+        with _alone(world):
+            dcp.save({"model": weights, "optimizer": moments}, checkpoint_id=temporary, no_dist=world.size == 1)
+        _write_random(temporary, world)
+        world.wait()
+        whole = {**state, "files": _digests(temporary, sorted(one.name for one in temporary.iterdir()), world)}
+        if world.first:
+            document = {**whole, "seal": fingerprint(whole)}
+            (temporary / STATE).write_text(json.dumps(document, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+            _sync(temporary)
+            _remove(final)
+            os.replace(temporary, final)
+            _sync(folder)
     if world.first:
-        (temporary / STATE).write_text(json.dumps(state, indent=1, sort_keys=True) + "\n", encoding="utf-8")
-        _sync(temporary)
-        shutil.rmtree(final, ignore_errors=True)
-        os.replace(temporary, final)
-        _sync(folder)
         for _, old in complete(folder)[:-keep]:
-            shutil.rmtree(old)
+            _remove(old)
     world.wait()
     return final
+
+
+def _write_random(folder: Path, world: World) -> None:
+    """This rank's random states."""
+    states = {f"random-{world.rank}.pt": torch.get_rng_state()}
+    if world.device.type == "cuda":
+        states[f"random-cuda-{world.rank}.pt"] = torch.cuda.get_rng_state(world.device)
+    for name, state in states.items():
+        buffer = io.BytesIO()
+        torch.save(state, buffer)
+        (folder / name).write_bytes(buffer.getvalue())
+
+
+@contextmanager
+def _writing(folder: Path) -> Iterator[None]:
+    """TM932 for what keeps `folder` from being written, which is then removed."""
+    from torch.distributed.checkpoint.api import CheckpointException
+
+    try:
+        yield
+    except (CheckpointException, OSError) as error:
+        shutil.rmtree(folder, ignore_errors=True)
+        causes = [one for one, _ in error.failures.values()] if isinstance(error, CheckpointException) else [error]
+        for cause in causes:
+            if isinstance(cause, KeyboardInterrupt):  # torch takes it for a failure to write
+                raise cause from None
+        what = f"the checkpoint is not written: {_last_line(causes[0])}"
+        raise TrainError("TM932", where=str(folder), what=what, fix="make room; the one before is whole") from error
+
+
+def _digests(folder: Path, names: list[str], world: World) -> dict[str, str]:
+    """name → sha256 of the files `names`; "" for one that is not there. Collective: each rank reads its share."""
+    mine = names[world.rank :: world.size]
+    read = {name: file_sha256(folder / name) if (folder / name).is_file() else "" for name in mine}
+    return {name: digest for part in world.gathered(read) for name, digest in part.items()}
+
+
+def _remove(folder: Path) -> None:
+    """Out of sight first: a kill while files go must not leave half a `step-N`."""
+    if folder.exists():
+        hidden = folder.with_name(f".{folder.name}.old")
+        shutil.rmtree(hidden, ignore_errors=True)
+        os.replace(folder, hidden)
+        shutil.rmtree(hidden, ignore_errors=True)
 
 
 @contextmanager
@@ -93,26 +146,36 @@ def _sync(folder: Path) -> None:
 
 
 def state_of(path: Path) -> dict[str, Any]:
-    """The run's own state as saved. Raises TM961 where it is missing or not JSON."""
+    """The run's own state as saved. Raises TM961 where it is missing or not what was written."""
     try:
-        return json.loads((path / STATE).read_text(encoding="utf-8"))
-    except (OSError, json.JSONDecodeError) as error:
+        state = json.loads((path / STATE).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
         raise _broken(path, str(error)) from error
+    if not isinstance(state, dict) or state.pop("seal", None) != fingerprint(state):
+        raise _broken(path, f"{STATE} is not what was written, or an earlier version wrote it")
+    return state
 
 
 def load(path: Path, *, module: nn.Module, optimizer: torch.optim.Optimizer, world: World) -> None:
-    """Fill model, optimizer and this rank's random state from `path`, saved by any number of ranks. Collective."""
+    """Fill model, optimizer and this rank's random state from `path`, saved by any number of ranks. Collective.
+
+    Raises TM961, before anything is filled, where a file is not what was written.
+    """
     import torch.distributed.checkpoint as dcp
     from torch.distributed.checkpoint.api import CheckpointException
     from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 
+    files = state_of(path)["files"]
+    damaged = [name for name, digest in _digests(path, sorted(files), world).items() if digest != files[name]]
+    if damaged:
+        raise _broken(path, f"{', '.join(damaged)} is missing or not what was written")
     weights, moments = get_state_dict(module, optimizer)
     state = {"model": weights, "optimizer": moments}
     try:
         with _alone(world):
             dcp.load(state, checkpoint_id=path, no_dist=world.size == 1)
     except (CheckpointException, OSError, RuntimeError, ValueError) as error:
-        raise _broken(path, (str(error).strip().splitlines() or [type(error).__name__])[-1]) from error
+        raise _broken(path, _last_line(error)) from error
     set_state_dict(module, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
     own = path / f"random-{world.rank}.pt"
     if own.is_file():
@@ -122,13 +185,13 @@ def load(path: Path, *, module: nn.Module, optimizer: torch.optim.Optimizer, wor
         torch.cuda.set_rng_state(torch.load(own, weights_only=True), world.device)
 
 
+def _last_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[-1]
+
+
 def _broken(path: Path, why: str) -> TrainError:
-    return TrainError(
-        "TM961",
-        where=str(path),
-        what=f"the checkpoint does not load: {why}",
-        fix="remove it, or train with --resume never",
-    )
+    what, fix = f"the checkpoint does not load: {why}", "remove it, and the one before is taken; or another --out"
+    return TrainError("TM961", where=str(path), what=what, fix=fix)
 
 
 _TOKENIZER_FILES = (

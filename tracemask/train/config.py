@@ -6,7 +6,7 @@ import tomllib
 from difflib import get_close_matches
 from enum import Enum
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -42,10 +42,13 @@ class Lora(BaseModel):
     targets: list[str] | Literal["all-linear"] = "all-linear"
 
 
+Beta = Annotated[float, Field(ge=0.0, lt=1.0)]
+
+
 class TrainConfig(BaseModel):
     """One run. Tokens are slots of a micro-batch on one rank; steps are batches of whole groups over all ranks."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     data: list[str] = Field(min_length=1, description="datasets: folders of shards, opened together")
     columns: dict[str, str] = Field(default_factory=dict, description="column names of a foreign dataset")
@@ -74,7 +77,7 @@ class TrainConfig(BaseModel):
     valid_vocab: int | None = Field(default=None, ge=1, description="head columns the sampler normalised over")
 
     lr: float = Field(default=1e-5, ge=0)
-    betas: tuple[float, float] = (0.9, 0.95)
+    betas: tuple[Beta, Beta] = (0.9, 0.95)
     eps: float = Field(default=1e-8, gt=0)
     weight_decay: float = Field(default=0.0, ge=0)
     schedule: Literal["constant", "linear", "cosine"] = "constant"

@@ -56,12 +56,18 @@ class World:
         """(sum, count) metrics over ranks; every rank gets the same, and maxima stay maxima."""
         if self.size == 1:
             return pairs
-        gathered: list[Any] = [None] * self.size
-        dist.all_gather_object(gathered, pairs)
         total: Pairs = {}
-        for one in gathered:
+        for one in self.gathered(pairs):
             add(total, one)
         return {name: (value, 1.0 if is_maximum(name) else count) for name, (value, count) in total.items()}
+
+    def gathered(self, value: Any) -> list[Any]:
+        """Every rank's `value`, by rank."""
+        if self.size == 1:
+            return [value]
+        values: list[Any] = [None] * self.size
+        dist.all_gather_object(values, value)
+        return values
 
     def same(self, value: Any) -> Any:
         """Rank 0's `value` on every rank."""

@@ -60,14 +60,16 @@ class Plan:
         return lines + [("finding", text) for text in self.findings]
 
 
-def plan_run(config: TrainConfig, loader: Loader) -> Plan:
-    """The plan of `config`. Lays every step of an epoch that the run takes, so what the data lack for it is refused
-    here as the run would refuse it; reads no model."""
+def plan_run(config: TrainConfig, loader: Loader, *, vocab: int | None = None) -> Plan:
+    """The plan of `config`; vocab: ids that the model has, where they are known. Lays every step of an epoch that the
+    run takes, so what the data lack for it is refused here as the run would refuse it; reads no model."""
     counts: Counter[str] = Counter()
     first: dict[str, Any] = {}
     said: dict[str, None] = {}
     for index in range(min(steps_of(config, loader), loader.steps_per_epoch)):
         loaded = loader.step(index)
+        if vocab is not None:
+            loaded.must_be_known(vocab)
         must_have_reference(loaded.works, config, loader)
         must_have_old(loaded.works, config, loader)
         counts.update({name: int(loaded.facts[name]) for name in ("trees", "tokens", "slots")})

@@ -62,4 +62,7 @@ def _policy(config: TrainConfig) -> Policy:
 
 def steps_of(config: TrainConfig, loader: Any) -> int:
     """Steps of the whole run."""
-    return config.steps or max(1, math.ceil((config.epochs or 1.0) * loader.steps_per_epoch))
+    if config.steps is not None:
+        return config.steps
+    exact = round((config.epochs or 1.0) * loader.steps_per_epoch, 6)  # 0.07 · 100 is 7.000000000000001
+    return max(1, math.ceil(exact))

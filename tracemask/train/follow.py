@@ -96,5 +96,5 @@ class Follower:
         self.names = list(state["names"])
         if self.finished()[: len(self.names)] != self.names:
             what = "the datasets already trained on are gone or renamed"
-            raise TrainError("TM961", where=str(self.folder), what=what, fix="restore them, or --resume never")
+            raise TrainError("TM961", where=str(self.folder), what=what, fix="restore them, or another --out")
         return int(state["steps_done"])

@@ -5,7 +5,7 @@ Every rank plans the same global step and takes its own trees; counts become glo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,9 +14,8 @@ import torch
 
 from tracemask.core.errors import TrainError
 from tracemask.core.finding import Finding, Severity
-from tracemask.loss.batch import Batch
 from tracemask.recipe import Recipe
-from tracemask.recipe.advantage import compute, for_step
+from tracemask.recipe.advantage import Advantages, compute, for_step
 from tracemask.recipe.keys import name_of
 from tracemask.recipe.rollouts import as_number, members_of
 from tracemask.recipe.step import LaidRow, Step, lay_step
@@ -26,8 +25,9 @@ from tracemask.train.batching import selected, work_of
 from tracemask.train.config import Packing
 from tracemask.train.distributed import World
 from tracemask.train.plan import MicroBatch, Rollout, Tree, fill, fit, grow, share
-from tracemask.train.sources import Rows, rows_of
+from tracemask.train.sources import Rows
 from tracemask.train.step import Work
+from tracemask.train.vocabulary import must_know
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,19 +47,25 @@ class Policy:
 class Loaded:
     """One step on this rank. works: its micro-batches. counts: selected tokens per component over all ranks.
 
-    facts: numbers of the global step (rollouts, rows, trees, tokens, slots, reward, …). n_selected: their sum.
+    facts: numbers of the global step (rollouts, rows, trees, tokens, slots, reward, …). ids: of each micro-batch's
+    slots, on the CPU.
     """
 
     index: int
     works: list[Work]
     step: Step
     facts: dict[str, float]
+    ids: list[np.ndarray]
     findings: list[Finding] = field(default_factory=list)
 
     @property
     def counts(self) -> dict[str, int]:
         """Selected tokens of each component, all ranks."""
         return self.step.counts
+
+    def must_be_known(self, vocab: int) -> None:
+        """TrainError TM506 where a slot holds an id that a model of `vocab` ids does not know."""
+        must_know(vocab, self.ids, (laid.row for laid in self.step.rows))
 
 
 class Loader:
@@ -139,21 +145,23 @@ class Loader:
         rows = [cut(self.dataset.row(row), length) for row, length in kept.items()]
         everywhere = [row for tree in trees for row in tree.rows]
         version = None if self.policy.policy_version is None else self.policy.policy_version + index
+        advantages = for_step(self.recipe, self.scalars, self.advantages, everywhere)
         laid = lay_step(
             self.recipe,
             rows,
-            for_step(self.recipe, self.scalars, self.advantages, everywhere),
+            advantages,
             reduce=self.world.add_int,
             policy_version=version,
             token_bytes=self.token_bytes,
         )
         by_row = {one.row.index: one for one in laid.rows}
-        micro = self._packed(mine, by_row)
-        works = [
-            work_of(batch.lay_out(), [by_row[row] for row in batch.rows], device=self.world.device, dtype=self.dtype)
-            for batch in micro
-        ]
-        return Loaded(index, works, laid, self._facts(everywhere, trees), self._findings(laid))
+        works, ids = [], []
+        for micro in self._packed(mine, by_row):
+            layout = micro.lay_out()
+            members = [by_row[row] for row in micro.rows]
+            works.append(work_of(layout, members, device=self.world.device, dtype=self.dtype))
+            ids.append(layout.ids)
+        return Loaded(index, works, laid, self._facts(everywhere, trees, advantages), ids, self._findings(laid))
 
     def _packed(self, mine: list[Tree], laid: Mapping[int, LaidRow]) -> list[MicroBatch]:
         """This rank's micro-batches, without what no target needs: rows without one, and tokens after the last."""
@@ -166,7 +174,7 @@ class Loader:
         trees = [tree for group in groups.values() for tree in self._grown(group)]
         return fill(trees, budget=self.policy.tokens_per_batch)
 
-    def _facts(self, rows: list[int], trees: list[Tree]) -> dict[str, float]:
+    def _facts(self, rows: list[int], trees: list[Tree], advantages: Advantages) -> dict[str, float]:
         first = {int(self.advantages.rollout[row]): row for row in reversed(rows)}
         facts = {
             "groups": float(len({int(self.advantages.group[row]) for row in rows})),
@@ -179,10 +187,10 @@ class Loader:
         rewards = self._rewards(rows)
         if rewards:
             facts["reward"] = float(np.mean(rewards))
-        advantages = self.advantages.values[sorted(first.values())]
-        advantages = advantages[~np.isnan(advantages)]
-        if len(advantages) and self.recipe.advantage.estimator != "none":
-            facts["advantage_std"] = float(np.std(advantages))
+        values = advantages.values[sorted(first.values())]
+        values = values[~np.isnan(values)]
+        if len(values) and self.recipe.advantage.estimator != "none":
+            facts["advantage_std"] = float(np.std(values))
         return facts
 
     def _rewards(self, rows: list[int]) -> list[float]:
@@ -226,7 +234,7 @@ class Loader:
         wrong = [name for name, value in own.items() if state.get(name) != value]
         if wrong:
             what = f"the checkpoint was made with another {', '.join(wrong)}"
-            raise TrainError("TM961", where="resume", what=what, fix="use the same data and options, or --resume never")
+            raise TrainError("TM961", where="resume", what=what, fix="use the same data and options, or another --out")
         return int(state["steps_done"])
 
 
@@ -239,55 +247,3 @@ def trimmed(rollout: Rollout, laid: Mapping[int, LaidRow]) -> Rollout | None:
             rows.append(row)
             ids.append(tokens[: int(targets[-1]) + 1])
     return Rollout(rollout.name, tuple(rows), tuple(ids)) if rows else None
-
-
-def prepare(
-    source: Any,
-    recipe: Recipe | str | dict[str, Any],
-    *,
-    tokens_per_batch: int = 8192,
-    groups_per_step: int | None = None,
-    packing: Packing | str = Packing.AUTO,
-    overlong: Overlong | str = Overlong.ERROR,
-    seed: int = 0,
-    shuffle: bool = False,
-    policy_version: int | None = None,
-    renderer: Any = None,
-    columns: Mapping[str, str] | None = None,
-    tokenizer: Any = None,
-) -> Iterator[Batch]:
-    """Micro-batches for `loss.from_hidden`, one pass over `source`, without files.
-
-    source: a dataset or its path, rows, or traces (with `renderer`). Their losses add up: one optimizer step takes all
-    batches of a step (default: everything is one step; with groups_per_step, count batches by `steps`).
-    Raises what the recipe and the packing raise.
-    """
-    for loaded in steps(
-        source,
-        recipe,
-        policy=Policy(
-            groups_per_step, tokens_per_batch, Packing(packing), Overlong(overlong), shuffle, seed, policy_version
-        ),
-        renderer=renderer,
-        columns=columns,
-        tokenizer=tokenizer,
-    ):
-        for work in loaded.works:
-            yield work.batch
-
-
-def steps(
-    source: Any,
-    recipe: Recipe | str | dict[str, Any],
-    *,
-    policy: Policy | None = None,
-    renderer: Any = None,
-    columns: Mapping[str, str] | None = None,
-    tokenizer: Any = None,
-) -> Iterator[Loaded]:
-    """The steps of one epoch, each with its micro-batches."""
-    token_bytes = None if tokenizer is None else tokenizer.id_bytes
-    dataset = rows_of(source, renderer=renderer, columns=columns)
-    loader = Loader(dataset, Recipe.load(recipe), policy or Policy(), token_bytes=token_bytes)
-    for index in range(loader.steps_per_epoch):
-        yield loader.step(index)

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from tracemask.core.errors import TrainError
 from tracemask.core.fingerprint import file_sha256, fingerprint
 from tracemask.recipe.keys import name_of
 from tracemask.recipe.select import sampled_tokens
@@ -21,6 +20,7 @@ from tracemask.train.config import Packing
 from tracemask.train.model import load, probe, text_config
 from tracemask.train.plan import Rollout, fill, grow
 from tracemask.train.step import PolicyStep, read_logprobs
+from tracemask.train.vocabulary import must_have_vocabulary, must_know
 
 
 class As(str, Enum):
@@ -80,6 +80,7 @@ class Scorer:
 
         self.dataset, self.which, self.budget = dataset, which, tokens_per_batch
         self.step = PolicyStep(model, None).eval()
+        self.vocab = int(text_config(model.config).vocab_size)
         self.device = next(model.parameters()).device
         self.dtype = torch.float64 if next(model.parameters()).dtype == torch.float64 else torch.float32
         self.groups = list(group_rows(dataset)[0].values())
@@ -99,6 +100,7 @@ class Scorer:
         for micro in fill(grow(rollouts, budget=budget, packing=Packing.AUTO), budget=budget):
             layout = micro.lay_out()
             members = [laid[row] for row in micro.rows]
+            must_know(self.vocab, [layout.ids], (one.row for one in members))
             lp = read_logprobs(self.step, work_of(layout, members, device=self.device, dtype=self.dtype))
             values, at = lp.float().cpu().numpy(), 0
             for row, one in zip(micro.rows, members, strict=True):
@@ -136,7 +138,7 @@ def score(
 
     dataset = open_named(data)
     must_be_shards(dataset)
-    network = _network(model, dtype, int(dataset.metadata.get("vocab_size") or 0))
+    network = _network(model, dtype, dataset)
     scorer = Scorer(dataset, network, which=Which(which), tokens_per_batch=tokens_per_batch)
     found = Scored(out, f"{As(as_).value}_logprob")
 
@@ -152,13 +154,11 @@ def score(
     return found
 
 
-def _network(model: str, dtype: str, needed: int) -> Any:
-    """The model, which must know `needed` ids (TM506) and be exact over packed rows (TM960)."""
+def _network(model: str, dtype: str, dataset: Any) -> Any:
+    """The model, which must know the shards' ids (TM506) and be exact over packed rows (TM960)."""
     network: Any = load(model, dtype=torch.float64 if dtype == "float64" else torch.float32)
     vocab = int(text_config(network.config).vocab_size)
-    if needed > vocab:
-        what = f"the model knows {vocab} ids, the shards' tokenizer has {needed}"
-        raise TrainError("TM506", where=model, what=what, fix="score with a model of the same tokenizer")
+    must_have_vocabulary(vocab, dataset, where=model)
     probe(network, vocab=vocab)
     return network
 

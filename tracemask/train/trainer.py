@@ -22,7 +22,7 @@ from tracemask.core.finding import Finding
 from tracemask.core.fingerprint import fingerprint
 from tracemask.recipe import Recipe
 from tracemask.train import checkpoint, schedule
-from tracemask.train.build import Policies, build, check_vocabulary, must_have_reference
+from tracemask.train.build import Policies, build, must_have_reference
 from tracemask.train.config import TrainConfig
 from tracemask.train.distributed import World, clip, launched
 from tracemask.train.dry_run import Plan, plan_run
@@ -33,6 +33,7 @@ from tracemask.train.metrics import JsonLines, TensorBoard, means
 from tracemask.train.model import must_be_there
 from tracemask.train.step import Work
 from tracemask.train.update import accumulate, padded, with_old
+from tracemask.train.vocabulary import must_have_vocabulary
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,8 +92,8 @@ def dry_run(config: TrainConfig | dict[str, Any]) -> Plan:
             must_be_there(path)
     loader, shape = loader_of(settings, World()), shape_of(settings.model)
     if shape is not None:
-        check_vocabulary(shape.vocab, loader)
-    return plan_run(settings, loader)
+        must_have_vocabulary(shape.vocab, loader.dataset, where="--model")
+    return plan_run(settings, loader, vocab=None if shape is None else shape.vocab)
 
 
 class _Run:
@@ -162,6 +163,7 @@ class _Run:
         """Load, read what must be read before the first update, update, and the step's metrics."""
         started = time.monotonic()
         loaded = self.loader.step(index)
+        loaded.must_be_known(self.policies.vocab)
         for finding in loaded.findings:
             self.findings.setdefault(f"{finding.code} {finding.message}", finding)
         works = padded(self.loader, loaded)
