@@ -23,7 +23,7 @@ Require = Annotated[list[str] | None, typer.Option(help="Fail if these rules can
 Tolerance = Annotated[list[str] | None, typer.Option(help="Let some pass: TM107=5% of rows, TM209=3 findings.")]
 FailOn = Annotated[str | None, typer.Option(help="E, W or i: what makes exit code 1 (default E).")]
 Format = Annotated[str, typer.Option("--format", "-f", help="text, json, jsonl, sarif, junit, github or html.")]
-Output = Annotated[str | None, typer.Option("--output", "-o", help="Write the report here instead of stdout.")]
+Output = Annotated[str | None, typer.Option("--out", "--output", "-o", help="Write the report here instead of stdout.")]
 Statistics = Annotated[bool, typer.Option("--statistics", help="Only counts per rule.")]
 Skipped = Annotated[bool, typer.Option("--skipped", help="List the rules that could not run, and what they miss.")]
 Baseline = Annotated[str | None, typer.Option(help="Do not report findings that this file knows.")]
@@ -86,6 +86,7 @@ def command(
     elif skipped and name == "text":
         from tracemask.check.formats.text import with_skipped as render
     _write(render(report), output, colour=name == "text" and not statistics)
+    _tell(report, output, write_baseline)
     raise typer.Exit(0 if write_baseline else report.exit_code)
 
 
@@ -119,6 +120,17 @@ def _severity(value: str | None) -> Any:
     from tracemask.check.config import severity
 
     return severity(value) if value else None
+
+
+def _tell(report: Any, output: str | None, write_baseline: str | None) -> None:
+    """On stderr: what was written where, with the verdict that is not to be seen."""
+    from tracemask.check.formats.text import summary
+    from tracemask_cli.output import console, neutral
+
+    if output:
+        console().print(neutral(f"{output}: {summary(report)}"))
+    if write_baseline:
+        console().print(neutral(f"{write_baseline}: {sum(group.findings for group in report.groups):,} findings"))
 
 
 _STYLES = {"E": "\x1b[1;31m", "W": "\x1b[1;33m", "i": "\x1b[1;36m"}

@@ -141,7 +141,7 @@ def _kwargs(pairs: list[str]) -> tuple[tuple[str, Any], ...]:
 def _print(summary: Summary, render: RenderConfig) -> None:
     from rich.table import Table
 
-    from tracemask_cli.output import console, neutral
+    from tracemask_cli.output import console, neutral, print_table
 
     counts = summary.counts
     table = Table(show_header=False, box=None, pad_edge=False)
@@ -175,7 +175,7 @@ def _print(summary: Summary, render: RenderConfig) -> None:
     if len(summary.skipped) > _SHOWN:
         table.add_row("", f"… {len(summary.skipped) - _SHOWN:,} more, all of them with --json and in the manifest")
     table.add_row("written", neutral(summary.out))
-    console(stderr=False).print(table)
+    print_table(console(stderr=False), table)
 
 
 def _shards(summary: Summary) -> str:

@@ -14,9 +14,7 @@ def command(
     recipe: Annotated[str, typer.Option("--recipe", "-r", help="Preset or TOML file.")] = "grpo",
     limit: Annotated[int, typer.Option(min=1, help="Rollouts to list; where there are more, the hardest pushes.")] = 12,
     as_json: Annotated[bool, typer.Option("--json", help="All numbers as JSON on stdout.")] = False,
-    tokenizer: Annotated[
-        str | None, typer.Option("--tokenizer", "-t", help="Needed where the recipe drops lines by pattern.")
-    ] = None,
+    tokenizer: options.DropTokenizer = None,
     columns: options.Columns = None,
 ) -> None:
     """Say which rollouts push hardest: weight of a token and of a rollout under every normalizer, and length bias."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Annotated
 
 import typer
@@ -18,6 +17,7 @@ def command(
     file and says what it chose; it refuses when none or two fit.
     """
     from tracemask.trace.formats import FORMATS
+    from tracemask_cli.output import listing
 
     formats = [FORMATS[name] for name in FORMATS]
     if json:
@@ -30,6 +30,4 @@ def command(
             ]
         )
         return
-    for form in formats:
-        line = f"{form.name:<12} {form.fidelity.label:<9} {form.unit.value:<7} {form.title}\n"
-        sys.stdout.buffer.write(line.encode())
+    listing([(f"{form.name:<12} {form.fidelity.label:<10} {form.unit.value:<7} ", form.title) for form in formats])

@@ -59,10 +59,10 @@ class LazyGroup(TyperGroup):
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Name the verb that was meant, as every other unknown name is answered."""
         if args and not args[0].startswith("-") and args[0] not in VERBS:
-            from difflib import get_close_matches
+            from tracemask.core.registry import nearest
 
-            near = get_close_matches(args[0], VERBS, n=1)
-            hint = f" Did you mean '{near[0]}'?" if near else ""
+            near = nearest(args[0], VERBS)
+            hint = f" Did you mean '{near}'?" if near else ""
             ctx.fail(f"No such command '{args[0]}'.{hint}")
         return super().resolve_command(ctx, args)
 

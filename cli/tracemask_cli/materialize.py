@@ -17,9 +17,7 @@ def command(
         int | None, typer.Option(min=1, help="Groups counted together; default: the whole dataset is one step.")
     ] = None,
     policy_version: Annotated[int | None, typer.Option(help="The version being trained, for staleness limits.")] = None,
-    tokenizer: Annotated[
-        str | None, typer.Option("--tokenizer", "-t", help="Needed where the recipe drops lines by pattern.")
-    ] = None,
+    tokenizer: options.DropTokenizer = None,
     force: Annotated[bool, typer.Option("--force", help="Replace what another run left in the folder.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="The summary as JSON on stdout.")] = False,
 ) -> None:
@@ -44,4 +42,4 @@ def command(
         print_json(done.to_json())
         return
     for line in done.lines():
-        console().print(line)
+        console(stderr=False).print(line)

@@ -17,9 +17,14 @@ Inputs = Annotated[
 ]
 Shards = Annotated[list[str], typer.Argument(help="Folders of shards; several are read as one.", metavar="DATASET")]
 Tokenizer = Annotated[str | None, typer.Option("--tokenizer", "-t", help="Folder, tokenizer.json or hub:OWNER/NAME.")]
+DropTokenizer = Annotated[
+    str | None, typer.Option("--tokenizer", "-t", help="Needed where the recipe drops lines by pattern.")
+]
 Template = Annotated[str | None, typer.Option(help="Chat template file (default: the tokenizer's own).")]
 Columns = Annotated[str | None, typer.Option(help="Names in other tools' data: ids=tokens,mask=m,logprob=lp.")]
-Weights = Annotated[str | None, typer.Option(help="Weights of this recipe instead of the stored ones.")]
+Weights = Annotated[
+    str | None, typer.Option("--recipe", "-r", help="Weights of this recipe instead of the stored ones.")
+]
 Row = Annotated[str, typer.Option(help="Row number, row id or trace id.")]
 
 

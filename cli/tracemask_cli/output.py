@@ -14,9 +14,11 @@ from tracemask.core.characters import HARMFUL
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import Progress
+    from rich.table import Table
 
     from tracemask.core.errors import TracemaskError
 
+_NARROW = 20  # columns below which wrapping helps nobody
 _CONTROL = re.compile(f"[{HARMFUL}]")
 
 
@@ -47,6 +49,31 @@ def console(*, stderr: bool = True) -> Console:
             raise BrokenPipeError  # rich would exit 1; the table of verbs knows better
 
     return Plain(stderr=stderr, highlight=False, markup=False, emoji=False, soft_wrap=True)
+
+
+def print_table(out: Console, table: Table) -> None:
+    """Print a rich table without the blanks that fill its lines."""
+    from rich.text import Text
+
+    for line in out.render_lines(table, pad=False):
+        text = Text.assemble(*((piece.text, piece.style or "") for piece in line))
+        text.rstrip()
+        out.print(text, soft_wrap=True)
+
+
+def listing(rows: list[tuple[str, str]]) -> None:
+    """Lines of a name and what it says: one each for a pipe, wrapped under each other on a terminal."""
+    import shutil
+    import textwrap
+
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 0
+    for head, text in rows:
+        lines = [text]
+        if width - len(head) > _NARROW:
+            lines = textwrap.wrap(text, width - len(head), break_on_hyphens=False) or [""]
+        blank = "\n" + " " * len(head)
+        sys.stdout.buffer.write(f"{head}{blank.join(lines)}\n".encode())
+    sys.stdout.buffer.flush()
 
 
 def fail(error: TracemaskError) -> None:

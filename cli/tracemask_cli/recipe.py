@@ -14,7 +14,7 @@ def command(
 ) -> None:
     """List recipes, or explain one: formula, mask, denominator, defaults, source."""
     from tracemask.recipe import Recipe
-    from tracemask_cli.output import console, neutral
+    from tracemask_cli.output import console, listing, neutral
 
     out = console(stderr=False)
     if schema:
@@ -25,8 +25,7 @@ def command(
     if name is None:
         from tracemask.recipe.load import preset_names
 
-        for preset in preset_names():
-            out.print(f"{preset:<14}{Recipe.load(preset).summary}")
+        listing([(f"{preset:<14}", Recipe.load(preset).summary) for preset in preset_names()])
         return
     recipe = Recipe.load(name)
     out.print(neutral(recipe.to_toml() if toml else recipe.explain()), end="")

@@ -26,7 +26,7 @@ def command(
     from tracemask.report.page import Page
     from tracemask.report.scales import scales
     from tracemask_cli.dataset import open_with_tokenizer, weigher
-    from tracemask_cli.output import console, progress, write_text
+    from tracemask_cli.output import console, neutral, progress, write_text
 
     named = title or ", ".join(Path(dataset).resolve().name for dataset in datasets)
     data, loaded = open_with_tokenizer(datasets, tokenizer=tokenizer, columns=columns)
@@ -47,7 +47,7 @@ def command(
         html = page(view.data(counted(), facts=facts))
     write_text(out, html)
     count = len(told.get("findings", ()))
-    console().print(f"{out}: {len(html.encode()):,} bytes, {len(data)} rows, {count} findings")
+    console(stderr=False).print(neutral(f"{out}: {len(html.encode()):,} bytes, {len(data):,} rows, {count:,} findings"))
 
 
 def _findings(data: Any, tokenizer: Any) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Annotated
 
 import typer
@@ -18,6 +17,7 @@ def command(
     G rewards and groups, W weights, X positions, A attention mask, V evaluation set, B row budget.
     """
     from tracemask.check.rule import all_rules, matching
+    from tracemask_cli.output import listing
 
     wanted = matching(select) if select else set(all_rules())
     rules = [rule for code, rule in all_rules().items() if code in wanted]
@@ -30,6 +30,4 @@ def command(
             for rule in rules
         ])  # fmt: skip
         return
-    for rule in rules:
-        line = f"{rule.code} {rule.severity.value} {rule.letters:<8} {rule.name:<30} {rule.summary}\n"
-        sys.stdout.buffer.write(line.encode())
+    listing([(f"{r.code} {r.severity.value} {r.letters:<8} {r.name:<30} ", r.summary) for r in rules])

@@ -20,7 +20,7 @@ def command(
     ids: Annotated[bool, typer.Option("--ids", help="Token ids below each line.")] = False,
     logprobs: Annotated[bool, typer.Option("--logprobs", help="Log-probs below each line in the loss.")] = False,
     recipe: Annotated[
-        str | None, typer.Option("--weights", help="Weights of this recipe, not the stored ones.")
+        str | None, typer.Option("--recipe", "-r", "--weights", help="Weights of this recipe, not the stored ones.")
     ] = None,
     full: Annotated[bool, typer.Option("--full", help="Do not fold long runs that nobody trains on.")] = False,
     columns: options.Columns = None,
@@ -67,7 +67,7 @@ def _place(at: str) -> tuple[str, int]:
     from tracemask_cli.dataset import NUMBER
 
     row, _, place = at.rpartition(":")
-    if not NUMBER.fullmatch(place) or int(place) < 0:
+    if not row or not NUMBER.fullmatch(place) or int(place) < 0:
         raise UsageError("TM900", where=f"--at {at}", what="expected ROW:TOKEN", fix="for example --at 12:82")
     return row, int(place)
 

@@ -39,7 +39,7 @@ def command(
 def _overview(found: Stats, out: Console) -> None:
     from rich.table import Table
 
-    from tracemask_cli.output import neutral
+    from tracemask_cli.output import neutral, print_table
 
     table = Table(show_header=False, box=None, pad_edge=False)
     table.add_column(style="bold")
@@ -63,18 +63,20 @@ def _overview(found: Stats, out: Console) -> None:
     known = [f"{name} {n:,}" for name, n in counts.items() if n is not None]
     if known:
         table.add_row("rows that are", ", ".join(known))
-    out.print(table)
+    print_table(out, table)
 
 
 def _shares(found: Stats, out: Console) -> None:
     from rich.table import Table
+
+    from tracemask_cli.output import print_table
 
     for name, parts in found.by.items():
         table = Table("tokens by " + name, "", "", box=None, pad_edge=False, header_style="bold")
         for label, count in parts.items():
             table.add_row(label, f"{count:>12,}", f"{count / max(1, found.tokens):6.1%}")
         out.print()
-        out.print(table)
+        print_table(out, table)
 
 
 def _lengths(found: Stats, out: Console) -> None:

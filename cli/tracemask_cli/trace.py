@@ -59,6 +59,12 @@ def command(
         _summary(reading, shown, first)
     else:
         _problems(reading)
+    if only is not None and not shown:
+        from tracemask.core.errors import UsageError
+
+        raise UsageError(
+            "TM900", where=f"--id {only}", what="no trace has this id", fix="`tracemask trace LOG` lists them"
+        )
     if len(reading.skipped) > max_skipped:
         raise typer.Exit(1)
 
@@ -194,9 +200,10 @@ def _summary(reading: Reading, shown: int, first: int) -> None:
 
     out = _console()
     if shown > first:
-        out.print(Text(f"… {shown - first} more traces (--first {shown})", style="dim"))
+        out.print(Text(f"… {shown - first:,} more (--first {shown})", style="dim"))
     files = "" if len(reading.files) == 1 else f" in {len(reading.files)} files"
-    out.print(Text(f"{reading.n_read} traces{files} · format {reading.format}: {_neutral(reading.why)}"))
+    traces = "1 trace" if reading.n_read == 1 else f"{reading.n_read:,} traces"
+    out.print(Text(f"{traces}{files} · format {reading.format}: {_neutral(reading.why)}"))
     for label, count in reading.rules.items():
         out.print(Text(f"author rule {_neutral(label)}: {count} messages"))
     for name, count in sorted(reading.unknown_fields.items()):

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from tracemask_cli import options
+
 if TYPE_CHECKING:
     from rich.table import Table
 
@@ -18,45 +20,52 @@ if TYPE_CHECKING:
 # Shown first, in this order; each component follows, then the rest of the metrics file is one command away.
 _FIRST = ("reward", "advantage_std", "kl", "entropy")
 
+Given = Annotated[list[str] | None, typer.Argument(help="Shards or another tool's dataset.", metavar="DATASET")]
+
 
 def command(
-    shards: Annotated[list[str] | None, typer.Argument(help="Folders of shards (or foreign datasets).")] = None,
+    shards: Given = None,
     config: Annotated[str | None, typer.Option("--config", "-c", help="TOML with any of these options.")] = None,
     model: Annotated[str | None, typer.Option("--model", "-m", help="Model folder that transformers loads.")] = None,
     init_tiny: Annotated[bool | None, typer.Option("--init-tiny", help="A small random Llama instead.")] = None,
     recipe: Annotated[str | None, typer.Option("--recipe", "-r", help="Preset or TOML; default grpo.")] = None,
     out: Annotated[str | None, typer.Option("--out", "-o", help="Run folder; default runs/train.")] = None,
     columns: Annotated[str | None, typer.Option(help="Foreign column names: ids=input_ids,mask=loss_mask.")] = None,
-    steps: Annotated[int | None, typer.Option(help="Batches to train on.")] = None,
+    steps: Annotated[int | None, typer.Option(help="Batches to train on; default: one pass.")] = None,
     epochs: Annotated[float | None, typer.Option(help="Passes over the data; default 1.")] = None,
-    groups_per_step: Annotated[int | None, typer.Option(help="Whole groups in a batch.")] = None,
-    tokens_per_batch: Annotated[int | None, typer.Option(help="Slots of one micro-batch on one rank.")] = None,
+    groups_per_step: Annotated[int | None, typer.Option(help="Whole groups in a batch; default 8.")] = None,
+    tokens_per_batch: Annotated[
+        int | None, typer.Option(help="Slots of a micro-batch on one rank; default 8192.")
+    ] = None,
     follow: Annotated[bool | None, typer.Option("--follow", help="Each dataset that appears is a step.")] = None,
-    follow_timeout: Annotated[float | None, typer.Option(help="Seconds to wait for the next one.")] = None,
-    overlong: Annotated[str | None, typer.Option(help="error | truncate | skip")] = None,
-    packing: Annotated[str | None, typer.Option(help="rows | tree | auto")] = None,
+    follow_timeout: Annotated[float | None, typer.Option(help="Seconds to wait for the next one; default 600.")] = None,
+    overlong: Annotated[str | None, typer.Option(help="Longer rows: error | truncate | skip; default error.")] = None,
+    packing: Annotated[str | None, typer.Option(help="rows | tree | auto; default auto.")] = None,
     shuffle: Annotated[bool | None, typer.Option("--shuffle/--no-shuffle", help="Order by seed, or as stored.")] = None,
-    attention: Annotated[str | None, typer.Option(help="auto | segments | dense | flex")] = None,
-    dtype: Annotated[str | None, typer.Option(help="float32 | bfloat16 | float64")] = None,
+    attention: Annotated[str | None, typer.Option(help="auto | segments | dense | flex; default auto.")] = None,
+    dtype: Annotated[str | None, typer.Option(help="float32 | bfloat16 | float64; default float32.")] = None,
     gradient_checkpointing: Annotated[
         bool | None, typer.Option("--gradient-checkpointing", help="Trade time for memory.")
     ] = None,
-    parallel: Annotated[str | None, typer.Option(help="auto | ddp | fsdp2, under torch.distributed.run")] = None,
-    device: Annotated[str | None, typer.Option(help="auto | cpu | cuda")] = None,
+    parallel: Annotated[str | None, typer.Option(help="auto | ddp | fsdp2, over many ranks; default auto.")] = None,
+    device: Annotated[str | None, typer.Option(help="auto | cpu | cuda; default auto.")] = None,
     lr: Annotated[float | None, typer.Option(help="Learning rate; default 1e-5.")] = None,
-    weight_decay: Annotated[float | None, typer.Option(help="AdamW's decay.")] = None,
-    schedule: Annotated[str | None, typer.Option(help="constant | linear | cosine")] = None,
-    warmup_steps: Annotated[int | None, typer.Option(help="Linear warm-up, in optimizer updates.")] = None,
+    weight_decay: Annotated[float | None, typer.Option(help="AdamW's decay; default 0.0.")] = None,
+    schedule: Annotated[str | None, typer.Option(help="constant | linear | cosine; default constant.")] = None,
+    warmup_steps: Annotated[int | None, typer.Option(help="Linear warm-up, in optimizer updates; default 0.")] = None,
     clip_norm: Annotated[float | None, typer.Option(help="Largest gradient norm; default 1.0.")] = None,
-    updates_per_batch: Annotated[int | None, typer.Option(help="Optimizer steps on each batch.")] = None,
-    old: Annotated[str | None, typer.Option(help="Old log-probs: auto | sampler | start | shard")] = None,
+    updates_per_batch: Annotated[int | None, typer.Option(help="Optimizer steps on each batch; default 1.")] = None,
+    old: Annotated[
+        str | None, typer.Option(help="auto | sampler | start | shard: old log-probs; default auto.")
+    ] = None,
     reference: Annotated[str | None, typer.Option(help="Reference model folder, or 'initial'.")] = None,
     policy_version: Annotated[int | None, typer.Option(help="Version of the weights trained here.")] = None,
     max_staleness: Annotated[int | None, typer.Option(help="Mask (or refuse) tokens of older versions.")] = None,
     lora_rank: Annotated[int | None, typer.Option(help="Train LoRA adapters of this rank (needs peft).")] = None,
-    seed: Annotated[int | None, typer.Option(help="Order, initial weights and dropout.")] = None,
-    save_every: Annotated[int | None, typer.Option(help="Steps between checkpoints.")] = None,
-    resume: Annotated[str | None, typer.Option(help="auto | never | require")] = None,
+    tokenizer: options.DropTokenizer = None,
+    seed: Annotated[int | None, typer.Option(help="Order, initial weights and dropout; default 0.")] = None,
+    save_every: Annotated[int | None, typer.Option(help="Steps between checkpoints; default: one at the end.")] = None,
+    resume: Annotated[str | None, typer.Option(help="auto | never | require a checkpoint; default auto.")] = None,
     export: Annotated[bool | None, typer.Option("--export/--no-export", help="Write safetensors at the end.")] = None,
     export_every: Annotated[int | None, typer.Option(help="Steps between exports, for a sampler.")] = None,
     tensorboard: Annotated[bool | None, typer.Option("--tensorboard", help="Also TensorBoard scalars.")] = None,

@@ -32,6 +32,7 @@ def tracemask(*arguments: object, **environment: str) -> subprocess.CompletedPro
         (["show", "--bogus", "x"], "tracemask show", "no such option: --bogus"),
         (["check", "x", "--max-tokens", "many"], "tracemask check", "invalid value for '--max-tokens'"),
         (["chekc"], "tracemask", "no such command 'chekc'. Did you mean 'check'?"),
+        (["tarin"], "tracemask", "no such command 'tarin'. Did you mean 'train'?"),
         (["train"], "tracemask train", "no shards to train on"),
         (["rule"], "tracemask rule", "missing argument 'code'"),
     ],
@@ -163,3 +164,98 @@ def test_a_log_where_token_rows_are_meant_is_answered_with_the_commands(tmp_path
 def test_the_help_says_what_comes_first():
     said = tracemask("--help").stdout.decode()
     assert "tracemask trace LOG" in said and "convert LOG -t TOKENIZER -o SHARDS" in " ".join(said.split())
+
+
+@pytest.mark.parametrize("verb", ["trace", "convert"])
+def test_shards_where_a_log_is_meant_are_answered_with_the_verbs_that_read_them(shards, tmp_path, verb):
+    more = ["-t", SMALL, "-o", tmp_path / "out"] if verb == "convert" else []
+    shard = next(shards.glob("*.arrow"))
+    for path in (shards, shards / "manifest.json", shard.with_suffix(".receipt.json"), shard):
+        done = tracemask(verb, path, *more)
+        said = done.stderr.decode()
+        assert done.returncode == 2 and "TM912" in said
+        assert "check, show, stats, report and train read" in said
+
+
+def test_the_words_of_sharegpt_are_answered_with_ours(tmp_path):
+    log = tmp_path / "log.jsonl"
+    log.write_text('{"conversations": [{"from": "human", "value": "a"}]}\n')
+    assert b"write from and value as role and content" in tracemask("trace", log).stderr
+
+
+def test_an_id_that_no_trace_has_is_said(tmp_path):
+    done = tracemask("trace", HARBOUR, "--id", "nobody", "--max-skipped", 1)
+    assert done.returncode == 2 and b"--id nobody: TM900 no trace has this id" in done.stderr
+    assert tracemask("trace", HARBOUR, "--id", "harbour-0-0", "--max-skipped", 1).returncode == 0
+
+
+def test_two_swapped_letters_find_their_recipe(shards):
+    done = tracemask("explain", shards, "--recipe", "gpro")
+    assert b"did you mean 'grpo'?" in done.stderr
+
+
+@pytest.mark.parametrize("at", ["5", "5:", ":5", "5:x", "5:-1"])
+def test_a_place_that_is_no_row_and_token_is_said(shards, at):
+    done = tracemask("show", shards, "--at", at)
+    assert done.returncode == 2 and f"--at {at}: TM900 expected ROW:TOKEN".encode() in done.stderr
+
+
+def test_a_recipe_is_named_alike_by_every_verb(shards, tmp_path):
+    for words in (["show"], ["report", "-o", tmp_path / "r.html"], ["explain"], ["materialize", "-o", tmp_path / "m"]):
+        assert tracemask(words[0], shards, *words[1:], "-r", "grpo").returncode == 0
+
+
+def test_a_recipe_that_reads_text_says_which_option_brings_it(shards, tmp_path):
+    recipe = tmp_path / "drop.toml"
+    recipe.write_text('extends = "echo"\n[ce]\ndrop = ["WARNING"]\n')
+    done = tracemask("train", shards, "--init-tiny", "-r", recipe, "--dry-run")
+    assert done.returncode == 2 and b"TM603" in done.stderr and b"fix: --tokenizer" in done.stderr
+    assert tracemask("train", shards, "--init-tiny", "-r", recipe, "--dry-run", "-t", SMALL).returncode == 0
+
+
+def test_what_was_written_and_the_verdict_are_said(shards, tmp_path):
+    done = tracemask("check", shards, "-t", SMALL, "-f", "sarif", "--out", tmp_path / "check.sarif")
+    assert not done.stdout
+    assert f"{tmp_path}/check.sarif: 9 warnings, 11 notes in 48 rows".encode() in done.stderr
+    done = tracemask("check", shards, "-t", SMALL, "--write-baseline", tmp_path / "known.json")
+    assert f"{tmp_path}/known.json: 20 findings".encode() in done.stderr
+
+
+def test_no_line_ends_in_blanks(shards, tmp_path):
+    for words in (["stats", shards], ["convert", HARBOUR, "-t", SMALL, "-o", tmp_path / "out", "--max-skipped", 1]):
+        said = tracemask(*words).stdout.decode()
+        assert len(said.splitlines()) > 8
+        assert all(line == line.rstrip() for line in said.splitlines())
+
+
+def test_lists_are_one_line_each_for_a_pipe_and_wrapped_for_a_terminal():
+    import pty
+
+    for words in (["formats"], ["rules"], ["recipe"]):
+        assert max(map(len, tracemask(*words).stdout.decode().splitlines())) > 80
+        leader, follower = pty.openpty()
+        child = subprocess.Popen([*WORDS, *words], stdout=follower, env={**os.environ, "COLUMNS": "80"})
+        os.close(follower)
+        said = b""
+        while True:
+            try:
+                said += os.read(leader, 1 << 16)
+            except OSError:  # the other end is closed
+                break
+        os.close(leader)
+        assert child.wait(timeout=60) == 0
+        assert max(map(len, said.decode().splitlines())) <= 80
+
+
+def test_the_help_of_train_tells_the_defaults_that_the_run_has():
+    from tracemask.train.config import TrainConfig
+
+    said = " ".join(tracemask("train", "--help", COLUMNS="200").stdout.decode().split())
+    for name in ("recipe", "out", "groups_per_step", "tokens_per_batch", "follow_timeout", "overlong", "packing", "lr",
+                 "attention", "dtype", "parallel", "device", "weight_decay", "schedule", "warmup_steps", "clip_norm",
+                 "updates_per_batch", "old", "seed", "resume"):  # fmt: skip
+        default = TrainConfig.model_fields[name].default
+        default = getattr(default, "value", default)
+        words = {str(default), f"{default:g}".replace("e-0", "e-")} if isinstance(default, float) else {str(default)}
+        option = said.split(f"--{name.replace('_', '-')} <")[1].split(" --")[0]
+        assert any(f"default {word}" in option for word in words), option

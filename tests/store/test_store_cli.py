@@ -44,7 +44,7 @@ def test_convert_prints_a_summary_and_fails_on_more_skips_than_allowed(tracemask
     arguments = ("convert", ROLLOUTS, "--tokenizer", TOKENIZER, "-o", tmp_path / "out")
     code, out, err = tracemask(*arguments)
     assert code == 1
-    assert "TM915 1 records were skipped, at most 0 are allowed" in err
+    assert "TM915 1 record was skipped, --max-skipped is 0" in err
     assert "harbour.jsonl:21: TM910" in out
     for word in ("rows", "tokens", "authors", "policy", "fidelity", "drift", "bpe_split", "skipped"):
         assert word in out

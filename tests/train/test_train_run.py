@@ -261,7 +261,7 @@ def test_a_dry_run_refuses_what_the_run_would_refuse(
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"model": "x"}, "either model or init_tiny"),
+        ({"model": "x"}, "either model \\(a folder\\) or init_tiny"),
         ({"columns": {"ids": "x"}, "follow": True, "init_tiny": False, "model": "x"}, "columns are for"),
         ({"epochs": 1.0}, "not both"),
         ({"max_staleness": 1}, "policy_version"),
@@ -345,7 +345,7 @@ def test_adapters_that_would_be_left_out_are_refused(data: str, tmp_path: Path, 
 
 
 def test_faults_of_a_configuration_are_named_without_pydantic_s_own_words() -> None:
-    with pytest.raises(UsageError, match=r"TM900 give either model or init_tiny"):
+    with pytest.raises(UsageError, match=r"TM900 give either model \(a folder\) or init_tiny"):
         TrainConfig.of({"data": ["x"]})
     with pytest.raises(UsageError, match=r"TM900 stepz: no such option, did you mean 'steps'"):
         TrainConfig.of({"data": ["x"], "init_tiny": True, "stepz": 3})

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from importlib import import_module
 from typing import Generic, TypeVar, cast
 
 from tracemask.core.errors import UsageError
 
 T = TypeVar("T")
+
+
+def nearest(name: str, known: Iterable[str]) -> str | None:
+    """The known name that was meant: first one of the same letters, which a slip of two fingers makes."""
+    known = list(known)
+    swapped = [each for each in known if sorted(each) == sorted(name)]
+    return next(iter([*swapped, *difflib.get_close_matches(name, known, n=1)]), None)
 
 
 class Table(Mapping[str, T], Generic[T]):
@@ -26,8 +33,8 @@ class Table(Mapping[str, T], Generic[T]):
         try:
             entry = self._entries[name]
         except KeyError:
-            near = difflib.get_close_matches(name, self._entries, n=1)
-            hint = f"did you mean {near[0]!r}? " if near else ""
+            near = nearest(name, self._entries)
+            hint = f"did you mean {near!r}? " if near else ""
             raise UsageError(
                 "TM902", what=f"unknown {self.kind} {name!r}", fix=f"{hint}known: {', '.join(self._entries)}"
             ) from None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import tomllib
 from functools import cache
 from importlib import resources
@@ -12,6 +11,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from tracemask.core.errors import RecipeError, UsageError
+from tracemask.core.registry import nearest
 from tracemask.recipe.component import Component
 from tracemask.recipe.model import Recipe
 from tracemask.recipe.terms import KlOptions
@@ -30,8 +30,8 @@ def preset_names() -> tuple[str, ...]:
 def preset_text(name: str) -> str:
     """The TOML of a preset. Raises UsageError TM902 with the nearest names."""
     if name not in preset_names():
-        near = difflib.get_close_matches(name, preset_names(), n=1)
-        hint = f"did you mean {near[0]!r}? " if near else ""
+        near = nearest(name, preset_names())
+        hint = f"did you mean {near!r}? " if near else ""
         fix = f"{hint}known: {', '.join(preset_names())}; or give a path that ends in .toml"
         raise UsageError("TM902", what=f"unknown recipe {name!r}", fix=fix)
     return resources.files(PRESETS).joinpath(f"{name}.toml").read_text(encoding="utf-8")
@@ -117,9 +117,9 @@ def _components(data: dict[str, Any], *, where: str) -> dict[str, Any]:
     for key, value in data.items():
         if key in SECTIONS:
             continue
-        near = difflib.get_close_matches(key, SECTIONS, n=1)
+        near = nearest(key, SECTIONS)
         if not isinstance(value, dict) or "term" not in value:
-            hint = f"did you mean {near[0]!r}? " if near else ""
+            hint = f"did you mean {near!r}? " if near else ""
             what = "unknown field" if not isinstance(value, dict) else "a component without a term"
             fix = f"{hint}sections: {', '.join(SECTIONS)}; any other table is a component and names its term"
             raise RecipeError("TM940", where=f"{where}: {key}", what=what, fix=fix)
@@ -160,8 +160,8 @@ def _nearest(loc: list[str]) -> str:
         model = getattr(field, "annotation", None) if field else Component
         if not hasattr(model, "model_fields"):
             return ""
-    near = difflib.get_close_matches(loc[-1], model.model_fields, n=1)
-    return f", did you mean {near[0]!r}?" if near else ""
+    near = nearest(loc[-1], model.model_fields)
+    return f", did you mean {near!r}?" if near else ""
 
 
 def _refuse(recipe: Recipe, *, where: str) -> None:

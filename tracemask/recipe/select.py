@@ -140,7 +140,7 @@ def dropped_lines(component: Component, row: Row, weights: np.ndarray, token_byt
         return out
     if token_bytes is None:
         what = "[drop] patterns read text, and no tokenizer was given"
-        raise RecipeError("TM603", where="drop", what=what, fix="pass token_bytes (a tokenizer's id_bytes)")
+        raise RecipeError("TM603", where="drop", what=what, fix="--tokenizer; in Python token_bytes")
     patterns = [re.compile(pattern, re.MULTILINE) for pattern in component.drop]
     for start, end in _runs(weights != 0, row.get("message")):
         edges, text_at, text = _decoded([token_bytes(int(token)) for token in row["token_ids"][start:end]])

@@ -139,4 +139,9 @@ def _check_options(workers: int, rows: int | None, shard_bytes: int, max_skipped
 def _nothing(where: str, receipts: list[Receipt]) -> StoreError:
     skipped = [skip for receipt in receipts for skip in receipt.skipped]
     first = f"; the first of {len(skipped)}: {skipped[0].where}: {skipped[0].code} {skipped[0].what}" if skipped else ""
-    return StoreError("TM904", where=where, what=f"no record became a row{first}", fix="repair the input")
+    return StoreError(
+        "TM904",
+        where=where,
+        what=f"no record became a row{first}",
+        fix="--on-error fail says what to do about the first",
+    )

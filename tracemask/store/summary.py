@@ -88,7 +88,8 @@ class Summary:
 
     def skip_error(self) -> StoreError:
         """TM915, for those who stop on it."""
-        what = f"{len(self.skipped)} records were skipped, at most {self.max_skipped} are allowed"
+        n = len(self.skipped)
+        what = f"{n:,} record{'s were' if n != 1 else ' was'} skipped, --max-skipped is {self.max_skipped}"
         return StoreError("TM915", where=self.out, what=what, fix="repair the records, or raise --max-skipped")
 
     def to_json(self) -> dict[str, Any]:

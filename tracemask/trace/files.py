@@ -155,12 +155,21 @@ def _folder(root: Path, left_out: LeftOut) -> list[InputFile]:
     return sorted(out, key=lambda file: PurePosixPath(file.rel).parts)
 
 
+READERS = "check, show, stats, report and train"  # of rows of token ids
+
+
 def _guess(path: str) -> Layout:
-    """For an explicit file with a name of no kind: by its first bytes. TraceError TM912 for a pickle, torch's too."""
+    """For an explicit file with a name of no kind: by its first bytes.
+
+    TraceError TM912 for an Arrow file, and for a pickle, torch's too.
+    """
     with open(path, "rb") as file:
         head = file.read(4)
     if head == b"PAR1":
         return Layout.PARQUET
+    if head == b"ARRO":
+        fix = f"{READERS} read rows of token ids as they are"
+        raise TraceError("TM912", where=path, what="an Arrow file, which is no log", fix=fix)
     archive = head == b"PK\x03\x04" and zipfile.is_zipfile(path)
     if head[:1] == b"\x80" or (archive and any(name.endswith("data.pkl") for name in zipfile.ZipFile(path).namelist())):
         fix = "where it was written, torch.load it and json.dumps one sample a line (docs/howto/traces.md)"

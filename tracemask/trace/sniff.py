@@ -9,7 +9,7 @@ from typing import Any
 
 from tracemask.core.errors import TraceError, TracemaskError, UsageError
 from tracemask.core.walk import PER_HIT
-from tracemask.trace.files import InputFile, Layout
+from tracemask.trace.files import READERS, InputFile, Layout
 from tracemask.trace.formats import FORMATS, Head
 from tracemask.trace.inputs import records
 from tracemask.trace.streams import open_archive
@@ -109,7 +109,12 @@ def _seen(head: Head) -> str:
 
 
 def _fix(head: Head) -> str:
-    if any({"input_ids", "labels", "loss_mask"} & row.keys() for row in head.dicts()):
-        return "rows that are tokenized already need no conversion: check, show, report and train read them as they are"
     plain = '{"messages": […], "reward": 1.0}'
-    return f"pass --format, one of {', '.join(FORMATS)}; or write a line of {plain} for each rollout"
+    for row in head.dicts():
+        if row.get("kind") in ("manifest", "receipt") and "plan" in row:
+            return f"this describes shards of ours: {READERS} read their folder as it is"
+        if {"input_ids", "labels", "loss_mask"} & row.keys():
+            return f"rows that are tokenized already need no conversion: {READERS} read them as they are"
+        if isinstance(row.get("conversations"), list):
+            return f"ShareGPT: write from and value as role and content, a line of {plain} for each rollout"
+    return f"pass --format NAME (`tracemask formats` lists them), or write a line of {plain} for each rollout"

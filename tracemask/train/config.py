@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import tomllib
-from difflib import get_close_matches
 from enum import Enum
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -11,6 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from tracemask.core.errors import TrainError, UsageError
+from tracemask.core.registry import nearest
 from tracemask.store.pack import Overlong
 
 
@@ -103,7 +103,8 @@ class TrainConfig(BaseModel):
     @model_validator(mode="after")
     def _agree(self) -> TrainConfig:
         if (self.model is None) == (not self.init_tiny):
-            raise ValueError("give either model or init_tiny")
+            what = "not both" if self.init_tiny else "and neither is given"
+            raise ValueError(f"give either model (a folder) or init_tiny (a small random one), {what}")
         if self.steps is not None and self.epochs is not None:
             raise ValueError("give steps or epochs, not both")
         if self.follow and (self.steps is None or len(self.data) != 1 or self.model is None):
@@ -145,7 +146,7 @@ def _fault(problem: dict[str, Any]) -> str:
     """One fault of a configuration: its field, and what is wrong with it."""
     path = ".".join(map(str, problem["loc"]))
     if problem["type"] == "extra_forbidden":
-        near = get_close_matches(path, TrainConfig.model_fields, n=1)
-        return f"{path}: no such option{f', did you mean {near[0]!r}?' if near else ''}"
+        near = nearest(path, TrainConfig.model_fields)
+        return f"{path}: no such option{f', did you mean {near!r}?' if near else ''}"
     message = str(problem["msg"]).removeprefix("Value error, ")
     return f"{path}: {message}" if path else message
