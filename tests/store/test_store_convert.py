@@ -310,7 +310,7 @@ def test_unknown_fields_are_counted_and_refused_under_strict(tmp_path: Path) -> 
     assert list((tmp_path / "strict").iterdir()) == []
 
 
-def test_a_lone_surrogate_is_replaced_and_said_with_row_and_field(tmp_path: Path) -> None:
+def test_a_lone_surrogate_is_replaced_and_said_with_line_and_field(tmp_path: Path) -> None:
     source = tmp_path / "a.jsonl"
     source.write_text(
         '{"messages": [{"role": "user", "content": "Go."}, {"role": "tool", "content": "lone \\ud83d half"},'
@@ -320,7 +320,7 @@ def test_a_lone_surrogate_is_replaced_and_said_with_row_and_field(tmp_path: Path
     findings = [json.loads(one) for one in open_dataset(tmp_path / "out").row(0).scalars["findings"]]
     (found,) = [one for one in findings if "surrogate" in one["message"]]
     assert "messages[1].content" in found["message"]
-    assert found["place"]["row"] == 0
+    assert found["place"] == {"path": "a.jsonl", "line": 1}
 
 
 def test_many_small_files_share_shards_and_keep_their_order(tmp_path: Path) -> None:
