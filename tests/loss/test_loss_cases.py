@@ -300,6 +300,18 @@ def test_a_padding_sentinel_above_zero_is_ignored_outside_the_mask_and_refused_i
         loss.from_logprobs(recipe(ce=rl("ce")), lp)
 
 
+@pytest.mark.parametrize(("name", "word"), [("old", "old"), ("sampler", "sampler"), ("ref", "reference")])
+def test_nobody_else_s_log_prob_on_a_trained_token_is_above_zero_either(name: str, word: str) -> None:
+    """A logit or a padding sentinel in a column of log-probs would be a ratio far from 1."""
+    chosen = recipe(rl=rl("ppo", mismatch={"kind": "tis"}), kl=rl("kl", coef=0.1))
+    lp, mask = torch.full((4,), -1.0), torch.tensor([1, 1, 1, 0])
+    given = {other: torch.tensor([-1.0, 5e-5, -1.0, 7.0]) for other in ("old", "sampler", "ref")}
+    loss.from_logprobs(chosen, lp, mask=mask, advantages=torch.ones(1), **given)
+    given[name] = torch.tensor([-1.0, -1.0, 7.0, -1.0])
+    with pytest.raises(LossError, match=f"row 0 token 2: TM404 {word} log-prob 7 is above 0"):
+        loss.from_logprobs(chosen, lp, mask=mask, advantages=torch.ones(1), **given)
+
+
 def test_rounding_above_zero_is_tolerated_and_counted() -> None:
     out = loss.from_logprobs(recipe(ce=rl("ce")), torch.tensor([5e-5, -0.5]))
     assert out.metrics["logprob_positive"] == (1, 2)

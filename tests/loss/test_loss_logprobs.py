@@ -181,10 +181,11 @@ def test_gradients_reach_whatever_produced_log_probs_and_entropy() -> None:
 
 def test_metrics_are_sums_and_counts_that_add_up_over_rollouts() -> None:
     chosen = recipe(rl=rl("ppo", "sum"))
-    old = LP - torch.tensor([[0.5, 0.0, 0.0], [-0.5, 0.1, 0.0]], dtype=F64)
-    whole = loss.from_logprobs(chosen, LP, mask=MASK, old=old, sampler=old, advantages=A)
+    lp = LP - 1
+    old = lp - torch.tensor([[0.5, 0.0, 0.0], [-0.5, 0.1, 0.0]], dtype=F64)
+    whole = loss.from_logprobs(chosen, lp, mask=MASK, old=old, sampler=old, advantages=A)
     parts = [
-        loss.from_logprobs(chosen, LP[i], mask=MASK[i], old=old[i], sampler=old[i], advantages=A[i : i + 1])
+        loss.from_logprobs(chosen, lp[i], mask=MASK[i], old=old[i], sampler=old[i], advantages=A[i : i + 1])
         for i in range(2)
     ]
     added = merged(part.metrics for part in parts)
@@ -200,7 +201,7 @@ def test_metrics_are_sums_and_counts_that_add_up_over_rollouts() -> None:
     assert shown["rl/effective_sample"] == pytest.approx(float(ratios.sum() ** 2 / (5 * (ratios**2).sum())))
     assert shown["sampler/k1"] == pytest.approx(0.1 / 5)
     assert shown["sampler/moved_below_0.5"] == 1
-    moved = (LP.exp() - old.exp())[MASK.bool()]
+    moved = (lp.exp() - old.exp())[MASK.bool()]
     for edge in DRIFT_EDGES:
         assert whole.metrics[f"sampler/moved_below_{edge:g}"] == (int((moved < edge).sum()), 5)
 

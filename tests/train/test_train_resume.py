@@ -163,3 +163,26 @@ def test_a_disk_too_full_for_a_checkpoint_is_said_and_leaves_none(data: str, two
     left = sorted(one.name for one in (tmp_path / "run" / "checkpoints").iterdir())
     assert left == ["step-00000001", "step-00000002"]
     assert train(config(data, tmp_path / "run", steps=3)).taken == 1
+
+
+@pytest.mark.parametrize("changes", [{"weight_decay": 0.5}, {"betas": (0.1, 0.2)}, {"eps": 0.1}, {"lr": 0.1}])
+def test_a_run_goes_on_with_the_options_given_now(
+    data: str, two_steps: Path, tmp_path: Path, changes: dict[str, Any]
+) -> None:
+    """The checkpoint has the moments; how fast they decay, and the weights, is the command's."""
+    ends = []
+    for name, more in (("as before", {}), ("changed", changes)):
+        shutil.copytree(two_steps, tmp_path / name)
+        train(config(data, tmp_path / name, steps=3, export=True, **more))
+        ends.append(weights(tmp_path / name))
+    one, other = ends
+    assert any(not torch.equal(one[key], other[key]) for key in one)
+
+
+@pytest.mark.parametrize("bad", [b"\x00\x00\x00\x00", b"[1]", b"{}", b"\xff\xfe"])
+def test_a_line_of_metrics_that_no_run_wrote_is_named(data: str, two_steps: Path, tmp_path: Path, bad: bytes) -> None:
+    shutil.copytree(two_steps, tmp_path / "run")
+    file = tmp_path / "run" / "metrics.jsonl"
+    file.write_bytes(file.read_bytes() + bad + b"\n")
+    with pytest.raises(TrainError, match=r"metrics\.jsonl:3: TM961"):
+        train(config(data, tmp_path / "run", steps=3))

@@ -5,6 +5,7 @@ L = Σ_c coef_c · Σ_t w_c[t]·term_c[t] / Z_c[t]. The division by the step's d
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -172,9 +173,9 @@ class Objective:
         """Raise for the first kept target with a value that no loss is defined for. One transfer when all is well."""
         bad = torch.zeros_like(lp, dtype=torch.bool)
         for part in parts:
-            for values, _ in self._looked_at(lp, part):
-                bad = bad | (part.keep & ~torch.isfinite(values))
-            bad = bad | (part.keep & (lp > LOGPROB_CEILING)) | ~torch.isfinite(part.share)
+            for values, word in self._looked_at(lp, part):
+                bad = bad | (part.keep & _unusable(values, word))
+            bad = bad | ~torch.isfinite(part.share)
         if not bool(bad.any()):
             return
         target = int(bad.nonzero()[0])
@@ -182,10 +183,10 @@ class Objective:
             if not bool(part.keep[target]) and bool(torch.isfinite(part.share[target])):
                 continue
             for values, word in self._looked_at(lp, part):
-                if not bool(torch.isfinite(values[target])):
-                    self._raise(target, f"{word} is {float(values[target])}", part)
-            if float(lp[target]) > LOGPROB_CEILING:
-                self._raise(target, f"log-prob {float(lp[target]):.6g} is above 0", part)
+                if bool(_unusable(values, word)[target]):
+                    number = float(values[target])
+                    said = f"{word} {number:.6g} is above 0" if math.isfinite(number) else f"{word} is {number}"
+                    self._raise(target, said, part)
             if not bool(torch.isfinite(part.share[target])):
                 self._raise(target, "weight or denominator is not usable", part)
 
@@ -210,6 +211,12 @@ class Objective:
             what=f"{what}{self.explain(target)} on a token that component {part.component.name!r} trains",
             fix="give the token weight 0 where that is meant, or find where the value came from",
         )
+
+
+def _unusable(values: Tensor, word: str) -> Tensor:
+    """bool[N]: not finite, or a log-prob above 0 by more than rounding."""
+    bad = ~torch.isfinite(values)
+    return bad | (values > LOGPROB_CEILING) if word.endswith("log-prob") else bad
 
 
 def _dot(scale: Tensor, part: Part) -> Tensor:

@@ -159,7 +159,8 @@ def state_of(path: Path) -> dict[str, Any]:
 def load(path: Path, *, module: nn.Module, optimizer: torch.optim.Optimizer, world: World) -> None:
     """Fill model, optimizer and this rank's random state from `path`, saved by any number of ranks. Collective.
 
-    Raises TM961, before anything is filled, where a file is not what was written.
+    The optimizer keeps its own options (betas, eps, weight decay): the run's are the command's. Raises TM961, before
+    anything is filled, where a file is not what was written.
     """
     import torch.distributed.checkpoint as dcp
     from torch.distributed.checkpoint.api import CheckpointException
@@ -169,6 +170,7 @@ def load(path: Path, *, module: nn.Module, optimizer: torch.optim.Optimizer, wor
     damaged = [name for name, digest in _digests(path, sorted(files), world).items() if digest != files[name]]
     if damaged:
         raise _broken(path, f"{', '.join(damaged)} is missing or not what was written")
+    options = [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
     weights, moments = get_state_dict(module, optimizer)
     state = {"model": weights, "optimizer": moments}
     try:
@@ -177,12 +179,14 @@ def load(path: Path, *, module: nn.Module, optimizer: torch.optim.Optimizer, wor
     except (CheckpointException, OSError, RuntimeError, ValueError) as error:
         raise _broken(path, _last_line(error)) from error
     set_state_dict(module, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
-    own = path / f"random-{world.rank}.pt"
-    if own.is_file():
-        torch.set_rng_state(torch.load(own, weights_only=True))
-    own = path / f"random-cuda-{world.rank}.pt"
-    if own.is_file() and world.device.type == "cuda":
-        torch.cuda.set_rng_state(torch.load(own, weights_only=True), world.device)
+    for group, own in zip(optimizer.param_groups, options, strict=True):
+        group.update(own)
+    random = path / f"random-{world.rank}.pt"
+    if random.is_file():
+        torch.set_rng_state(torch.load(random, weights_only=True))
+    random = path / f"random-cuda-{world.rank}.pt"
+    if random.is_file() and world.device.type == "cuda":
+        torch.cuda.set_rng_state(torch.load(random, weights_only=True), world.device)
 
 
 def _last_line(error: BaseException) -> str:

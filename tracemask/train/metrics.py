@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from tracemask.core.errors import MissingExtra
+from tracemask.core.errors import MissingExtra, TrainError
 from tracemask.core.whole import whole_file
 
 Pairs = dict[str, tuple[float, float]]
@@ -57,7 +57,7 @@ class JsonLines:
     """metrics.jsonl of a run: appended per step, cut back to the checkpoint on resume, so no step is written twice."""
 
     def __init__(self, path: Path, *, after_step: int) -> None:
-        kept = [line for line in _lines(path) if _step(line) <= after_step]
+        kept = [line for number, line in enumerate(_lines(path), 1) if _step(line, f"{path}:{number}") <= after_step]
         path.parent.mkdir(parents=True, exist_ok=True)
         with whole_file(path) as file:
             file.write("".join(line + "\n" for line in kept).encode())
@@ -76,12 +76,17 @@ class JsonLines:
 def _lines(path: Path) -> Iterable[str]:
     if not path.is_file():
         return []
-    text = path.read_text(encoding="utf-8")
+    text = path.read_text(encoding="utf-8", errors="replace")
     return [line for line in text.split("\n")[:-1] if line]  # a line without its end was cut by a kill
 
 
-def _step(line: str) -> int:
-    return int(json.loads(line).get("step", 0))
+def _step(line: str, where: str) -> int:
+    """The step that a line speaks of. Raises TM961 for what no run wrote."""
+    try:
+        return int(json.loads(line)["step"])
+    except (ValueError, TypeError, KeyError):
+        what, fix = "no line of metrics, and the run appends to them", "remove the line, or the file"
+        raise TrainError("TM961", where=where, what=what, fix=fix) from None
 
 
 class TensorBoard:
