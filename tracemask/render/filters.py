@@ -125,6 +125,8 @@ def url_encoded(value: Any) -> str:
 
 def pretty(value: Any) -> str:
     """`pprint`."""
+    if isinstance(value, Safe):
+        raise Untraceable("the filter pprint of the safe filter's result")
     tag = coarse(tag_of(value))
     single = len(runs_of(value)) == 1 if isinstance(value, str) else tag is not None or isinstance(value, (int, float))
     if not single:

@@ -6,7 +6,7 @@ A `Text` is a str whose characters are covered by runs `(length, tag)`; tag None
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from tracemask.render.tags import MAX_CHARS, At, Run, Tag, Untraceable, changed_runs, check_size, check_width, cut_runs
@@ -75,7 +75,7 @@ class Text(str):
         return sub(self, len(prefix), len(self)) if str.startswith(self, prefix) else self
 
     def removesuffix(self, suffix: str, /) -> str:
-        return sub(self, 0, len(self) - len(suffix)) if suffix and str.endswith(self, suffix) else self
+        return sub(self, 0, len(str.removesuffix(self, suffix)))
 
     def split(self, sep: str | None = None, maxsplit: Any = -1) -> list[str]:
         return pieces(self, str.split(self, sep, maxsplit), sep)
@@ -111,6 +111,7 @@ class Text(str):
         return sub(self, 0, start), sub(self, start, end), sub(self, end, len(self))
 
     def replace(self, old: str, new: str, count: Any = -1, /) -> str:
+        str.replace("", old, new, count)  # refuses what str refuses
         if old:
             if old not in self:
                 return self
@@ -166,6 +167,9 @@ class Text(str):
         return mapped(self, str.capitalize, "capitalize")
 
     def translate(self, table: Any, /) -> str:
+        entries = table.values() if isinstance(table, Mapping) else table if isinstance(table, list | tuple) else ()
+        if isinstance(table, Text) or any(isinstance(entry, Text) for entry in entries):
+            raise Untraceable("str.translate with a field in its table")
         return mapped(self, lambda part: str.translate(part, table), "translate")
 
     def encode(self, *args: Any, **kwargs: Any) -> bytes:
@@ -233,8 +237,11 @@ def cat(parts: Sequence[str]) -> str:
 
 def sub(text: Text, start: int, end: int) -> str:
     """Characters [start, end) of a Text with their runs."""
-    if start <= 0 and end >= len(text):
-        return text
+    size = len(text)
+    if end >= size:
+        if start <= 0:
+            return text
+        end = size
     if start >= end:
         return ""
     runs = text._runs

@@ -19,7 +19,7 @@ from tracemask.render.budget import Buffer, Progress
 from tracemask.render.codegen import TracingGenerator
 from tracemask.render.fields import Flag, Items, Null, Real, Record, Whole
 from tracemask.render.filters import refused, tracing_filters
-from tracemask.render.formatting import TextFormatter
+from tracemask.render.formatting import TextFormatter, literal_only
 from tracemask.render.markup import Safe
 from tracemask.render.provenance import Text, cat, literal, tagged
 from tracemask.render.spelling import concatenated, text_of
@@ -29,7 +29,9 @@ _OURS = (Record, Text, Items, Whole, Real, Flag, Null)
 _DICT_NAMES = frozenset(dir(dict))
 _TEXT_METHODS = frozenset(name for name in dir(str) if not name.startswith("_")) - {"format", "format_map", "maketrans"}
 _BOUND = (types.MethodType, types.BuiltinMethodType)
-_PROMOTED = frozenset(("center", "join", "ljust", "replace", "rjust", "removeprefix", "zfill", "expandtabs"))
+_PROMOTED = frozenset(
+    ("center", "join", "ljust", "replace", "rjust", "removeprefix", "zfill", "expandtabs", "translate")
+)
 GENERATION_START, GENERATION_END = tagged("", Mark(True)), tagged("", Mark(False))
 
 
@@ -198,6 +200,7 @@ def clock(day: date) -> Callable[[Any], str]:
     now = datetime(day.year, day.month, day.day)
 
     def strftime_now(form: Any) -> str:
+        literal_only(form, "strftime_now")
         for before, after in zip(form, form[1:]):
             if before == "%" and (after.isdigit() or after in "_-^#0+:"):
                 if after not in "-_" or len(form) > 64:

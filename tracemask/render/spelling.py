@@ -20,7 +20,7 @@ def text_of(value: Any) -> str:
     kind = type(value)
     if kind is Text or kind is str:
         return value
-    if kind is list or kind is dict or kind is tuple or kind is Record:
+    if kind is list or kind is dict or kind is Record or isinstance(value, tuple):
         return representation(value)
     if not isinstance(value, _PRINTABLE):
         raise Untraceable(f"printing a {kind.__name__}")
@@ -35,6 +35,8 @@ def concatenated(values: Sequence[Any]) -> str:
 def representation(value: Any) -> str:
     """repr(value); what stands in it keeps its field, and brackets of the template's own containers are literals."""
     if isinstance(value, Text):
+        if hasattr(value, "__html__"):
+            raise Untraceable("the repr of the safe filter's result")
         return _quoted(value)
     if is_one_field(value):
         return tagged(repr(value._raw), coarse(value._tag))
@@ -46,7 +48,7 @@ def representation(value: Any) -> str:
         return cat(("{", *_between(pairs), "}"))
     if kind is list:
         return cat(("[", *_between([representation(item) for item in value]), "]"))
-    if kind is tuple:
+    if isinstance(value, tuple):  # groupby's pairs are tuples of a kind of their own
         inner = _between([representation(item) for item in value])
         return cat(("(", *inner, ",)" if len(value) == 1 else ")"))
     if not isinstance(value, _PRINTABLE):

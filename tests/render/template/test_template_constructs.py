@@ -149,6 +149,10 @@ REFUSED = {
     "{{ messages[3].content.format('x') }}": ("TM921", "str.format with a field as the format"),
     "{{ messages[3].content|format('x') }}": ("TM921", "with a field as the format"),
     "{{ '%*d' % (3, 4) }}": ("TM921", "a width taken from the arguments"),
+    "{{ 'abc'.translate({97: messages[1].name}) }}": ("TM921", "str.translate with a field in its table"),
+    "{{ messages[1].content.translate([messages[1].name]) }}": ("TM921", "str.translate with a field"),
+    "{{ messages[1].content.translate(messages[1].name) }}": ("TM921", "str.translate with a field"),
+    "{{ strftime_now(messages[1].name) }}": ("TM921", "strftime_now with a field as the format"),
     "{{ (messages[0].content|safe).upper() }}": ("TM921", "safe"),
     "{{ (messages[0].content|safe)[1:] }}": ("TM921", "safe"),
     "{{ (messages[0].content|safe) % 1 }}": ("TM921", "safe"),
@@ -300,3 +304,12 @@ def test_generation_ranges_are_where_the_text_stands() -> None:
     assert [rendered.text[start:end] for start, end in rendered.generation] == [m["role"] for m in CHAT]
     nested = ours("{% set x %}({% generation %}{{ messages[1].name }}{% endgeneration %}){% endset %}--{{ x }}")
     assert [nested.text[start:end] for start, end in nested.generation] == ["ana"]
+
+
+def test_pairs_of_groupby_keep_the_origins_of_what_they_hold() -> None:
+    source = "{{ messages|map(attribute='role')|list|groupby(0)|list|string }}{{ (messages|groupby('role')|first)[0] }}"
+    pairs = where(source + "{{ ['ab', messages[0].role]|groupby(0)|first }}")
+    roles = {message["role"] for message in CHAT}
+    for text, _, source_, origin, _, _ in pairs:
+        assert origin is not Origin.RENDERER or not any(role in text for role in roles), text
+        assert source_ >= 0 or origin is Origin.RENDERER

@@ -79,6 +79,10 @@ def test_replace_and_join_keep_the_origins_of_all_their_arguments(text: Text, ol
     raw = plain(text)
     same(text.replace(old, new, limit), raw.replace(old, plain(new), limit))
     same(text.replace("", new, limit), raw.replace("", plain(new), limit))
+    same(text[1:2].replace("", new, limit), raw[1:2].replace("", plain(new), limit))
+    for wrong in ((None, new), (old, None), (1, 1), ("", 2)):
+        with pytest.raises(TypeError):
+            text.replace(*wrong)  # type: ignore[arg-type]
     same(text.join([new, text, "lit"]), raw.join([plain(new), raw, "lit"]))
 
 
