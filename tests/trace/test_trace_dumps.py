@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tracemask.core.errors import TracemaskError
 from tracemask.core.vocab import Fidelity
 from tracemask.trace import Reading, Trace, read_traces
 from tracemask.trace.model import Media
@@ -23,6 +24,12 @@ def one(folder: Path, form: str, row: dict[str, Any]) -> Trace:
     (trace,) = found
     assert found.skipped == []
     return trace
+
+
+def refused(folder: Path, form: str, row: dict[str, Any]) -> list[TracemaskError]:
+    found = reading(folder, form, row)
+    assert list(found) == []
+    return found.skipped
 
 
 SLIME = {
@@ -135,6 +142,34 @@ def test_verifiers_a_nodes_own_finish_reason_truncates(tmp_path: Path) -> None:
     trace = one(tmp_path, "verifiers", {"id": "t", "nodes": [NODES[0], NODES[1] | {"finish_reason": "length"}]})
     assert trace.truncated is True
     assert trace.messages[1].cut_short
+
+
+@pytest.mark.parametrize("node", [0, 1])
+@pytest.mark.parametrize(
+    ("change", "code", "place"),
+    [
+        ({"token_ids": None}, "TM101", "mask"),
+        ({"token_ids": []}, "TM101", "mask"),
+        ({"mask": [True] * 5}, "TM101", "mask"),
+        ({"mask": [{}, "no"]}, "TM911", "mask"),
+        ({"mask": {"0": True}}, "TM911", "mask"),
+    ],
+)
+def test_verifiers_a_mask_that_does_not_fit_its_ids_is_refused_at_every_node(
+    tmp_path: Path, node: int, change: dict[str, Any], code: str, place: str
+) -> None:
+    """A node that lost its ids is no text-only reply, nor a context that nobody knows."""
+    nodes = [NODES[0] | {"token_ids": [1, 5], "mask": [False, False]}, NODES[1]]
+    nodes[node] = nodes[node] | change
+    (error,) = refused(tmp_path, "verifiers", {"id": "t", "nodes": nodes})
+    assert error.code == code and f"nodes[{node}].{place}" in error.where
+
+
+def test_verifiers_a_legacy_mask_holds_flags_only(tmp_path: Path) -> None:
+    tokens = {"prompt_ids": [1], "completion_ids": [2, 3], "completion_mask": [1, "0"]}
+    step = {"prompt": "q", "completion": "a", "tokens": tokens}
+    (error,) = refused(tmp_path, "verifiers", {"example_id": 1, "trajectory": [step]})
+    assert error.code == "TM911" and "completion_mask[1]" in error.where
 
 
 def test_verifiers_a_column_with_holes_is_kept_and_not_filled(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from tracemask.trace.arrays import Packed, packed_ids
 from tracemask.trace.chat import message_from_chat
 from tracemask.trace.fields import Fields
 from tracemask.trace.formats import Context, Format, Head, UnitKind, keep
+from tracemask.trace.formats.rollout_columns import flags
 from tracemask.trace.formats.verifiers_legacy import legacy_trace, nested_tool
 from tracemask.trace.formats.verifiers_shape import SHAPE
 from tracemask.trace.model import EdgeKind, Message, Sampled, Source, Trace
@@ -156,6 +157,8 @@ def _messages(nodes: list[Fields], calls: dict[int, dict[str, Any]]) -> list[Mes
         message.id, message.parent = f"n{index}", None if parent is None else f"n{parent}"
         sampled = node.take_bool("sampled") or False
         ids = ids_from(node.take("token_ids") or [], node.at("token_ids"))
+        if node.get("mask"):
+            flags(node.get("mask"), len(ids), node.at("mask"))
         if message.role == "assistant" and not sampled:
             message.author, message.copied = "model", True
         elif sampled:
@@ -189,16 +192,14 @@ def _sampled(node: Fields, ids: list[int], before: Packed | None, call: dict[str
     """The ids from the first to the last masked one were sampled; unmasked ones between are the environment's."""
     if not ids:
         return None
-    mask = node.take_list("mask") or []
-    if len(mask) != len(ids):
-        raise node.error("mask", f"{len(mask)} mask entries for {len(ids)} token_ids", code="TM101")
+    mask = flags(node.take("mask") or [], len(ids), node.at("mask"))
     owned = [t for t, flag in enumerate(mask) if flag]
     if not owned:
         return None
     start, end = owned[0], owned[-1] + 1
     if before is not None:
         before.extend(ids[:start])
-    inside = [bool(flag) for flag in mask[start:end]]
+    inside = mask[start:end]
     values: dict[str, Any] = {
         "token_ids": ids[start:end],
         "prompt_ids": before,

@@ -8,6 +8,7 @@ from tracemask.trace.chat import messages_from_chat
 from tracemask.trace.fields import Fields
 from tracemask.trace.formats import Context, keep
 from tracemask.trace.formats.openai import tools_from
+from tracemask.trace.formats.rollout_columns import flags
 from tracemask.trace.model import Message, Sampled, Source, Trace
 from tracemask.trace.sampled import build_sampled, ids_from
 from tracemask.trace.scalars import trace_scalars
@@ -98,10 +99,7 @@ def _legacy_tokens(step: Fields) -> Sampled | None:
         return None
     tokens = Fields(raw, step.at("tokens"))
     ids = ids_from(tokens.take("completion_ids"), tokens.at("completion_ids"))
-    mask = tokens.take_list("completion_mask")
-    inside = [bool(flag) for flag in mask] if mask is not None else [True] * len(ids)
-    if len(inside) != len(ids):
-        raise tokens.error("completion_mask", f"{len(inside)} entries for {len(ids)} completion_ids", code="TM101")
+    inside = flags(tokens.take("completion_mask"), len(ids), tokens.at("completion_mask"))
     values: dict[str, Any] = {"token_ids": ids, "spans": spans_of(inside)}
     if tokens.get("prompt_ids") is not None:
         values["prompt_ids"] = ids_from(tokens.take("prompt_ids"), tokens.at("prompt_ids"))
