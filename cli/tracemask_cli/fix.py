@@ -113,6 +113,7 @@ def _print(changes: list[Any], rows: int, out: str | None, json: bool) -> None:
     lines = [f"{change}" for change in changes[:50]]
     if len(changes) > 50:
         lines.append(f"… and {len(changes) - 50:,} more")
+    lines += [] if changes else ["nothing to repair"]
     lines += [f"{code}: {what[code]} in {count} rows" for code, count in sorted(counts.items())]
     where = f"{rows:,} rows written to {out}" if out else f"{rows:,} rows would be kept"
     sys.stdout.buffer.write(("\n".join([*lines, where]) + "\n").encode("utf-8", "backslashreplace"))

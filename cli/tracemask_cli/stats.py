@@ -46,7 +46,9 @@ def _overview(found: Stats, out: Console) -> None:
     table.add_column(overflow="fold")
     traces = f" from {found.traces:,} traces" if found.traces is not None else ""
     table.add_row("rows", f"{found.rows:,}{traces} ({found.kind})")
-    trained = "" if found.trained is None else f", {found.trained:,} {found.trained_by} ({_share(found)})"
+    trained = (
+        "" if found.trained is None else f", {found.trained:,} in the loss by {found.trained_by} ({_share(found)})"
+    )
     table.add_row("tokens", f"{found.tokens:,}{trained}")
     table.add_row("columns", neutral(", ".join(found.columns)))
     if found.groups is not None:

@@ -466,3 +466,26 @@ def test_what_lies_in_the_folder_and_is_no_log_is_in_the_summary_and_changes_no_
     assert files(tmp_path / "out") == files(tmp_path / "plain")
     again = convert(str(tmp_path / "logs"), str(tmp_path / "out"), render=RENDER)
     assert again.left_out == summary.left_out
+
+
+def test_an_interrupt_of_a_pool_is_one_word_whenever_it_comes(tmp_path: Path) -> None:
+    """Workers that start, wait or work are interrupted with their parent, as a terminal does it."""
+    import os
+    import signal
+    import subprocess
+    import sys
+    import time
+
+    log(tmp_path / "a.jsonl", 400)
+    words = [sys.executable, "-m", "tracemask_cli.main", "convert", tmp_path / "a.jsonl", "-t", TOKENIZER, "-w", 2]
+    words += ["--rows-per-shard", 20, "-o", tmp_path / "out"]
+    for wait in (0.0, 0.4, 1.0, 1.6):
+        child = subprocess.Popen(list(map(str, words)), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                                 start_new_session=True)  # fmt: skip
+        children = Path(f"/proc/{child.pid}/task/{child.pid}/children")
+        while child.poll() is None and len(children.read_text().split()) < 2:
+            time.sleep(0.01)
+        time.sleep(wait)
+        os.killpg(child.pid, signal.SIGINT)
+        said, err = child.communicate(timeout=60)
+        assert (child.returncode, err) == (130, "interrupted\n") or (child.returncode == 0 and "written" in said)

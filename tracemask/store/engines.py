@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import signal
 import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from itertools import islice
 from multiprocessing import get_context, parent_process
 from typing import TYPE_CHECKING, Any
@@ -36,7 +38,8 @@ def local(work: Work, ranges: Sequence[Range], tell: Tell, *, workers: int) -> I
     )
     told = 0
     try:
-        waiting: set[Future[Receipt]] = {pool.submit(_in_worker, work, span) for span in ranges}
+        with _interrupts(signal.SIG_BLOCK):
+            waiting: set[Future[Receipt]] = {pool.submit(_in_worker, work, span) for span in ranges}
         while waiting:
             done, waiting = wait(waiting, timeout=_LOOK, return_when=FIRST_COMPLETED)
             if (now := units.value) > told:
@@ -51,9 +54,10 @@ def local(work: Work, ranges: Sequence[Range], tell: Tell, *, workers: int) -> I
 
 
 class _Worker:
-    """What a worker process was started with. units: those that became rows in all workers together."""
+    """What a worker process knows. units: those that became rows in all workers together."""
 
     units: Synchronized[int]
+    interrupted = False
 
 
 def _start_worker(units: Synchronized[int]) -> None:
@@ -75,7 +79,25 @@ def _in_worker(work: Work, span: Range) -> Receipt:
         with _Worker.units.get_lock():
             _Worker.units.value += units
 
-    return convert_range(work, span, tell)
+    try:
+        with _interrupts(signal.SIG_UNBLOCK):
+            if _Worker.interrupted:
+                raise KeyboardInterrupt
+            return convert_range(work, span, tell)
+    except KeyboardInterrupt:
+        _Worker.interrupted = True  # what waits in the queue is not begun
+        raise
+
+
+@contextmanager
+def _interrupts(how: int) -> Iterator[None]:
+    """Holds Ctrl-C back, or lets it through, for a while. A worker is born deaf to it and hears it at work alone, where
+    it cleans up: between two tasks, or while it imports, it could only print a traceback."""
+    before = signal.pthread_sigmask(how, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def ray_tasks(work: Work, ranges: Sequence[Range], tell: Tell, *, workers: int) -> Iterator[Receipt]:

@@ -11,7 +11,7 @@ from typing import Any
 from tracemask.core.errors import StoreError, UsageError
 from tracemask.core.fingerprint import fingerprint
 from tracemask.store.blob import Blob, Tree
-from tracemask.store.foreign_names import Names, match
+from tracemask.store.foreign_names import A_LOG, Names, match
 from tracemask.store.reader import Dataset
 from tracemask.store.records import RECORDS, Records
 from tracemask.store.row import Row
@@ -71,7 +71,7 @@ def _files(tree: Tree) -> Iterator[Blob]:
     if tree.is_file():
         file = tree.blob()
         if file.suffix not in RECORDS:
-            fix = f"rename it to one of {', '.join('.' + name for name in RECORDS)}"
+            fix = f"expected {', '.join('.' + name for name in RECORDS)}; {A_LOG}"
             raise StoreError("TM931", where=tree.path, what="a file of an unknown kind", fix=fix)
         yield file
     elif tree.has(SAVED[0]):

@@ -140,6 +140,9 @@ class Names:
         return not on[0] or any("per_token_logps" in name for name in self.tokens.values())
 
 
+A_LOG = "a log becomes shards by `tracemask convert LOG -t TOKENIZER -o SHARDS`; `tracemask trace LOG` shows it"
+
+
 def match(lists: Iterable[str], scalars: Iterable[str], mapping: Mapping[str, str], *, where: str) -> Names:
     """The names of a file whose fields of number lists are `lists` and whose other fields are `scalars`.
 
@@ -160,9 +163,7 @@ def match(lists: Iterable[str], scalars: Iterable[str], mapping: Mapping[str, st
     if ids is None and completion is None:
         hint = "name it: --columns ids=NAME"
         if not _OF_LOGS.isdisjoint(scalars):
-            hint = (
-                "a log becomes shards by `tracemask convert LOG -t TOKENIZER -o SHARDS`; `tracemask trace LOG` shows it"
-            )
+            hint = A_LOG
         what = f"no column of token ids among {', '.join([*lists, *scalars]) or 'none'}"
         raise StoreError("TM501", where=where, what=what, fix=hint)
     tokens = {ours: found for ours, names in TOKEN_NAMES.items() if (found := given.get(ours) or first(names, lists))}
