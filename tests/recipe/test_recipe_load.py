@@ -149,6 +149,24 @@ def test_extends_with_another_term_or_estimator_starts_from_its_own_defaults() -
     assert mine.advantage.estimator == "rloo"
 
 
+def test_extends_names_presets_alone_and_says_so() -> None:
+    for base in ("mine.toml", "dapoo", 3):
+        with pytest.raises(RecipeError, match=r"recipe: extends: TM940 .* is not the name of a preset\.") as caught:
+            Recipe.load({"extends": base})
+        assert "known: cispo, dapo" in caught.value.fix
+        assert ("did you mean 'dapo'" in caught.value.fix) == (base == "dapoo")
+
+
+def test_a_selection_given_replaces_the_one_extended_however_each_is_spelled() -> None:
+    rules = [{"sampled": False, "roles": ["user"]}]
+    selected = Recipe.load({"extends": "echo", "ce": {"select": rules}}).components["ce"]
+    assert (len(selected.select), selected.roles) == (1, {})
+    roles = {"user": {"alpha": 0.5}}
+    spelled = Recipe.load({"extends": "echo_paper", "ce": {"roles": roles}}).components["ce"]
+    assert (spelled.select, list(spelled.roles)) == ([], ["user"])
+    assert sorted(Recipe.load({"extends": "echo", "ce": {"roles": roles}}).components["ce"].roles) == ["tool", "user"]
+
+
 def test_k1_as_a_loss_is_refused_unless_named_compat() -> None:
     plain = {"kl": {"term": "kl", "options": {"estimator": "k1"}}}
     assert fault(plain).code == "TM951"

@@ -82,17 +82,21 @@ def _extended(data: dict[str, Any], *, where: str) -> dict[str, Any]:
     base = data.get("extends")
     if base is None:
         return data
-    if not isinstance(base, str):
-        raise RecipeError(
-            "TM940", where=f"{where}: extends", what=f"{base!r} is not a preset name", fix='extends = "grpo"'
-        )
+    if base not in preset_names():
+        near = nearest(str(base), preset_names())
+        fix = f"{f'did you mean {near!r}? ' if near else ''}known: {', '.join(preset_names())}"
+        raise RecipeError("TM940", where=f"{where}: extends", what=f"{base!r} is not the name of a preset", fix=fix)
     own = {key: value for key, value in data.items() if key != "extends"}
     return _merged(_extended(tomllib.loads(preset_text(base)), where=where), own)
 
 
 def _merged(base: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
-    """`own` over `base`, table by table; a changed term starts from that term's own options."""
+    """`own` over `base`, table by table; a changed term starts from that term's own options, and of the two spellings
+    of a selection the one given replaces the other."""
     out = dict(base)
+    for one, other in (("select", "roles"), ("roles", "select")):
+        if one in own and other not in own:
+            out.pop(other, None)
     for key, value in own.items():
         before = out.get(key)
         if isinstance(before, dict) and isinstance(value, dict):
