@@ -57,6 +57,7 @@ def interrupt(point: int) -> Iterator[list[str]]:
                 raise KeyboardInterrupt
         return step
 
+    sys._getframe().f_trace_opcodes = True  # Python 3.12 looks for it when tracing begins
     sys.settrace(step)
     try:
         yield passed
