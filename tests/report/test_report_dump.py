@@ -105,6 +105,17 @@ def test_a_long_environment_run_folds_to_one_line_that_says_how_long(small):
     assert f"environment {size:,} tokens, none in loss" in lines[1]
 
 
+@pytest.mark.parametrize("text", ["line of output\n", "修复错误，", "👍🏽 "])
+@pytest.mark.parametrize("width", [60, 80, 110])
+def test_a_folded_line_fits_the_terminal(small, text, width):
+    from rich.cells import cell_len
+
+    row = make_row(small, [(Author.ENVIRONMENT, text * 200, False), (Author.POLICY, "done", True)])
+    folded = [line.plain for line in dump(row, small, view=View(width=width))][1]
+    assert "none in loss" in folded and folded.endswith("›")
+    assert cell_len(folded) <= width
+
+
 def test_environment_tokens_in_the_loss_are_never_folded(small):
     row = make_row(small, [(Author.ENVIRONMENT, "line of output\n" * 100, True)])
     assert len(list(dump(row, small))) > 50

@@ -139,7 +139,7 @@ def _run_lines(row: Row, run: Run, speller: Speller, view: View, margin: int) ->
     size = run.end - run.start
     folds = size > COLLAPSE and not run.in_loss and run.author is not Author.POLICY
     if folds and not view.full and view.at is None and not marks:
-        yield _collapsed(row, run, speller, margin)
+        yield _collapsed(row, run, speller, margin, width=view.width)
         return
     ids = row["token_ids"][run.start : run.end]
     for start, end, text in _wrap(speller.spell(ids), max(20, view.width - 13 - margin)):
@@ -172,13 +172,22 @@ def _both_sides(finding: Finding, speller: Speller, blank: str) -> Iterator[Text
             yield Text(f"{blank}{sign}│{name} {speller.text(ids)}  [{' '.join(map(str, ids))}]", style="red")
 
 
-def _collapsed(row: Row, run: Run, speller: Speller, margin: int) -> Text:
+def _collapsed(row: Row, run: Run, speller: Speller, margin: int, *, width: int) -> Text:
+    from rich.cells import cell_len
+
     ids = row["token_ids"]
-    head = "".join(speller.spell(ids[run.start : min(run.end, run.start + EDGE)]))[:EDGE]
-    tail = "".join(speller.spell(ids[max(run.start, run.end - EDGE) : run.end]))[-EDGE:]
     line = _margin(run.start, run, margin)
     name = "" if run.author is None else f"{run.author.label} "
-    line.append(f"‹{name}{run.end - run.start:,} tokens, none in loss│{head} … {tail}›", style=_style(run) + " italic")
+    said = f"‹{name}{run.end - run.start:,} tokens, none in loss│"
+    edge = max(0, min(EDGE, (width - cell_len(line.plain) - cell_len(said) - len(" … ›")) // 2))
+    head = "".join(speller.spell(ids[run.start : min(run.end, run.start + edge)]))[:edge]
+    tail = "".join(speller.spell(ids[max(run.start, run.end - edge) : run.end]))
+    tail = tail[len(tail) - min(edge, len(tail)) :]
+    while cell_len(head) > edge:
+        head = head[:-1]
+    while cell_len(tail) > edge:
+        tail = tail[1:]
+    line.append(f"{said}{head} … {tail}›", style=_style(run) + " italic")
     return line
 
 
