@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import cache
 
+import numpy as np
 import pytest
 from check_make import Foreign, foreign
 from check_pipelines import DEFECTS, every_form, packed, padded, rendered, spans, supervised, trimmed, write
@@ -14,6 +15,7 @@ from tracemask.check.finding import Severity
 from tracemask.check.runner import check_dataset
 from tracemask.check.sources import check_paths
 from tracemask.render.tokenizer import Tokenizer
+from tracemask.store.row import Row
 
 pytestmark = pytest.mark.real
 
@@ -162,6 +164,35 @@ def test_ids_of_another_tokenizer_are_told_in_nearly_every_row(chats, other, rea
         settings=Settings(tokenizer=tokenizer, select=("TM205",)),  # type: ignore[arg-type]
     )
     assert sum(group.rows for group in report.groups) == len(records)
+
+
+def test_tool_loops_encoded_piece_by_piece_are_no_other_tokenizer(real_tokenizer, real_templates):
+    """As harnesses do that append ids: tags and results apart, which merge where they are encoded at once."""
+    tokenizer = loaded(real_tokenizer("qwen3"))
+    pieces = [
+        "<|im_start|>assistant\n", "Let me look.\n\n", "<tool_call>\n", '{"name": "board", "arguments": {"pier": 7}}',
+        "\n</tool_call>", "<|im_end|>\n", "<|im_start|>user\n", "<tool_response>\n", "| a | b |\n|---|---|\n",
+        "\n</tool_response>", "<|im_end|>\n",
+    ] * 4  # fmt: skip
+    ids = [token for piece in pieces for token in tokenizer.encode(piece, control="ids")]
+    assert ids != list(tokenizer.encode("".join(pieces), control="ids"))
+    assert of_ids(ids, tokenizer, real_templates["qwen3"]) == {"TM202", "TM203"}
+
+
+def test_a_token_with_the_end_of_a_character_and_a_stray_byte_is_read(real_tokenizer, real_templates):
+    tokenizer = loaded(real_tokenizer("qwen3"))
+    table = {raw: token for token, raw in enumerate(tokenizer.id_table)}
+    stray = next(raw for raw in table if len(raw) == 2 and all(0x80 <= byte < 0xC0 for byte in raw))
+    head = [table[bytes([byte])] for byte in (b"\xe7" + stray[:1])]
+    words = tokenizer.plain_batch(["some words in front"])[0]
+    assert of_ids([*words, *head, table[stray], *words], tokenizer, real_templates["qwen3"]) == {"TM213"}
+
+
+def of_ids(ids: list[int], tokenizer: Tokenizer, template: str) -> set[str]:
+    """The codes of a row of ids alone."""
+    rows = Foreign([Row(0, {"token_ids": np.array(ids, np.int32)}, {})])
+    report = check_dataset(rows, tokenizer=tokenizer, template=template)
+    return {group.rule.code for group in report.groups}
 
 
 @pytest.mark.parametrize("name", ["deepseek", "gptoss"])

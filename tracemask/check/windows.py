@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 WINDOW = 32  # tokens
 SHARE = 0.5  # of a row's windows noncanonical: nobody samples like this, another tokenizer does
+SHARE_INSIDE = 0.25  # of them noncanonical in the middle of text
+EDGE = 1  # canonical tokens between a tag and a stretch that still belongs to the seam
 LEAST = 3  # windows a row needs to be judged
 
 
@@ -41,17 +43,25 @@ def _whole_pieces(raw: bytes, offsets: np.ndarray, run: Runs) -> Iterator[tuple[
     """The stretches of a run's tokens whose bytes are UTF-8, between tokens that hold bytes which are not."""
     at = run.start
     while at < run.end:
-        begin, finish = int(offsets[at]), int(offsets[run.end])
-        try:
-            raw[begin:finish].decode()
-        except UnicodeDecodeError as error:
-            first = int(np.searchsorted(offsets, begin + error.start, side="right")) - 1
-            if first > at and int(offsets[first]) <= begin + error.start:
-                yield at, first
-            at = max(int(np.searchsorted(offsets, begin + error.end, side="left")), first + 1)
-        else:
-            yield at, run.end
+        end, broken = run.end, None
+        while (error := _first_error(raw, offsets, at, end)) is not None:  # a bad token may end a good character, too
+            broken = broken or error
+            end = int(np.searchsorted(offsets, error[0], side="right")) - 1
+        if end > at:
+            yield at, end
+        if broken is None:
             return
+        at = max(int(np.searchsorted(offsets, broken[1], side="left")), at + 1)
+
+
+def _first_error(raw: bytes, offsets: np.ndarray, start: int, end: int) -> tuple[int, int] | None:
+    """Where the first bytes of tokens [start, end) lie that are no character; None where all are."""
+    begin = int(offsets[start])
+    try:
+        raw[begin : int(offsets[end])].decode()
+    except UnicodeDecodeError as error:
+        return begin + error.start, begin + error.end
+    return None
 
 
 def _unlike(view: View, start: int, end: int, canonical: list[int]) -> np.ndarray:
@@ -72,20 +82,47 @@ def _unlike(view: View, start: int, end: int, canonical: list[int]) -> np.ndarra
 
 
 def wrong_rows(view: View) -> np.ndarray:
-    """bool[R]: rows in which SHARE of at least LEAST windows hold noncanonical or impossible ids.
+    """bool[R]: rows in which SHARE of at least LEAST windows hold noncanonical or impossible ids, and SHARE_INSIDE of
+    them other ones than where text meets a tag, which many harnesses encode apart.
 
     A stretch of such ids counts in the window where it begins, and where it fills half of one.
     """
     block = view.block
     bad = ~((block.ids >= 0) & (block.ids < view.lens.size))
+    inside = bad.copy()
     for run in view.drift:
-        bad[run.start : run.end] |= mismatched(view, run)
+        wrong = mismatched(view, run)
+        bad[run.start : run.end] |= wrong
+        inside[run.start : run.end] |= _apart_from_tags(view, run, wrong)
     places = np.arange(len(block)) - block.offsets[:-1][block.row_of]
     first = np.concatenate([[0], np.cumsum(-(-block.sizes // WINDOW))]).astype(np.int64)
     window = first[block.row_of] + places // WINDOW
-    flagged = np.bincount(window[bad], minlength=int(first[-1])) >= WINDOW // 2
-    flagged[window[block.spans(bad)[0]]] = True
     owner = np.repeat(np.arange(len(block.rows)), np.diff(first))
     count = np.bincount(owner, minlength=len(block.rows))
-    wrong = np.bincount(owner[flagged], minlength=len(block.rows))
-    return (count >= LEAST) & (wrong >= SHARE * count)
+
+    def share(flags: np.ndarray) -> np.ndarray:
+        flagged = np.bincount(window[flags], minlength=int(first[-1])) >= WINDOW // 2
+        flagged[window[block.spans(flags)[0]]] = True
+        return np.bincount(owner[flagged], minlength=len(block.rows)) / np.maximum(count, 1)
+
+    return (count >= LEAST) & (share(bad) >= SHARE) & (share(inside) >= SHARE_INSIDE)
+
+
+def _apart_from_tags(view: View, run: Runs, wrong: np.ndarray) -> np.ndarray:
+    """`wrong` [run's tokens] without the stretch at an end of the run where a tag, or the row, begins or ends."""
+    cuts = np.flatnonzero(np.diff(wrong, prepend=False, append=False))
+    out = wrong.copy()
+    if len(cuts) and cuts[0] <= EDGE and _tag(view, run.start, run.start - 1):
+        out[: cuts[1]] = False
+    if len(cuts) and cuts[-1] >= len(wrong) - EDGE and _tag(view, run.end - 1, run.end):
+        out[cuts[-2] :] = False
+    return out
+
+
+def _tag(view: View, at: int, beside: int) -> bool:
+    """What stands beside token `at` is an added token that is more than white space, or of another row."""
+    block = view.block
+    if not 0 <= beside < len(block) or block.row_of[at] != block.row_of[beside]:
+        return True
+    token = int(view.safe[beside])
+    return bool(view.lens.added[token]) and bool(view.lens.text([token]).strip())
