@@ -150,6 +150,22 @@ def test_a_row_without_loss_is_found_and_one_that_is_meant_so_is_not(tokenizer):
     assert found(Rows([meant]), tokenizer) == set()
 
 
+def test_a_row_masked_for_its_length_is_one_note_and_its_log_probs_are_none(tokenizer):
+    """Overlong filtering, as DAPO and TRL do it: the mask is zero, the log-probs are still there."""
+    rows = [foreign(clean(tokenizer, index=i), logprobs=True, truncated=i == 1) for i in range(3)]
+    hidden = [changed(row, mask=row["mask"] * (row.index != 1)) for row in rows]
+    assert {code for code, _, _ in found(Foreign(hidden), tokenizer)} == {"TM107"}
+    report = check_dataset(Foreign(hidden), tokenizer=tokenizer)
+    assert [(f.place.row, f.cause) for f in report.findings if f.code == "TM301"] == [(1, "truncated")]
+    for row in hidden:
+        row.scalars["truncated"] = False
+    assert found(Foreign(hidden), tokenizer) == {("TM301", 1, 0)}
+    every = [changed(row, mask=row["mask"] * 0) for row in rows]
+    for row in every:
+        row.scalars["truncated"] = True
+    assert {code for code, _, _ in found(Foreign(every), tokenizer)} == {"TM107", "TM301"}
+
+
 def test_a_length_mismatch_states_all_lengths(tokenizer):
     from tracemask.store.row import Row
 

@@ -119,6 +119,28 @@ def test_an_advantage_that_changes_inside_a_call_is_found_and_one_per_token_is_n
     assert with_advantages(rows, smooth) == []
 
 
+@pytest.mark.parametrize(
+    ("estimator", "told"),
+    [
+        (lambda r, i: (r - 0.4) / 0.31, []),
+        (lambda r, i: max(r - 0.7, -0.2), []),
+        (lambda r, i: r**2 - 3, []),
+        (lambda r, i: r - 0.01 * i, ["unknown estimator"]),
+        (lambda r, i: -r, ["unknown estimator"]),
+    ],
+    ids=["of a batch", "clipped", "of other rewards", "with a penalty", "turned round"],
+)
+def test_an_unknown_estimator_is_told_where_advantages_do_not_rise_with_rewards(rows, estimator, told):
+    rng = np.random.default_rng(0)
+    made = []
+    for i, row in enumerate(rows):
+        reward = float(rng.integers(0, 3)) / 2
+        made.append(Row(i, row.columns, {**dict(row.scalars), "reward": reward, "advantage": estimator(reward, i)}))
+    report = check_dataset(Foreign(made), settings=Settings(select=("TM408",)))
+    assert "TM408" in report.ran
+    assert [finding.cause for finding in report.findings] == told
+
+
 def test_our_own_rows_with_a_column_of_advantages_are_judged_too(rows):
     del rows
     tokenizer = Tokenizer.load(SMALL)

@@ -87,6 +87,23 @@ def test_a_defect_is_found_in_every_form_of_the_data(chats, defect, tmp_path):
     assert not missed
 
 
+@pytest.mark.parametrize("turns", [1, 2])
+def test_a_first_token_not_trained_is_found_in_a_turn_that_ends_with_its_row(turns, chats, tmp_path):
+    """Llama's template writes nothing behind the last stop; a right mask there is clean."""
+    rows, _, tokenizer, template = chats
+    made, right = [], []
+    for ids, mask in rows:
+        end = spans(mask)[min(turns, len(spans(mask))) - 1][1]
+        ids, mask = ids[:end], mask[:end]
+        right.append((ids, mask))
+        start, _ = spans(mask)[-1]
+        made.append((ids, [int(on and i != start) for i, on in enumerate(mask)]))
+    for form in ("labels", "padded right", "padded left"):
+        for wanted, data in ((set(), right), ({"TM309"}, made)):
+            records = {**supervised(data), **padded(data, chats[1])}[form]
+            assert codes(write(tmp_path / "d.jsonl", records), tokenizer, template) == wanted, form
+
+
 def test_a_shift_of_one_packed_document_is_found_among_right_ones(chats, tmp_path):
     rows, _, tokenizer, template = chats
     at = next(i for i, (_, mask) in enumerate(rows) if len(spans(mask)) == 3)

@@ -49,9 +49,11 @@ def support_mismatch(view: View) -> Iterator[Finding]:
 
     **How to fix.** Write both columns from one loop; NaN where no log-prob exists.
 
-    **Limits.** A trained token without a log-prob, where none lies elsewhere, is TM404.
+    **Limits.** A trained token without a log-prob, where none lies elsewhere, is TM404. A row that trains nothing is
+    TM301.
     """
-    stray = _stray(view) & ~view.upset[view.block.row_of]
+    trains = np.bincount(view.block.row_of[view.trained], minlength=len(view.block.rows)) > 0  # else it is TM301
+    stray = _stray(view) & (trains & ~view.upset)[view.block.row_of]
     places = np.flatnonzero(stray)
     if not len(places):
         return

@@ -31,12 +31,14 @@ def all_masked(view: View) -> Iterator[Finding]:
     **How to fix.** `tracemask convert` takes the mask from provenance and needs no markers; or fix the template.
 
     **Limits.** A rollout without any reply is masked rightly; it is reported all the same: it should not be there.
+    Where some rows train, one that says `truncated = true` and trains nothing is told as information: many trainers
+    mask rollouts that met the limit.
     """
     block = view.block
     assert view.mask is not None
     count = np.bincount(block.row_of[view.mask], minlength=len(block.rows))
     empty = (count == 0) & (block.sizes > 0)
-    trainable, forks = block.scalar("trainable"), block.scalar("fork_row")
+    trainable, forks, cut = block.scalar("trainable"), block.scalar("fork_row"), block.scalar("truncated")
     if view.author is not None and empty.any():
         replies = np.bincount(block.row_of[view.policy], minlength=len(block.rows))
     else:
@@ -45,7 +47,9 @@ def all_masked(view: View) -> Iterator[Finding]:
         if trainable[row] is False or forks[row] is not None:
             continue
         has = f", though {int(replies[row])} tokens are the policy's" if replies[row] else ""
-        yield block.finding("TM301", row, f"no token of {int(block.sizes[row])} is in the loss{has}", token=0)
+        severity = INFO if cut[row] and count.any() else None
+        text = f"no token of {int(block.sizes[row])} is in the loss{has}"
+        yield block.finding("TM301", row, text, token=0, severity=severity, cause="truncated" if severity else None)
 
 
 @rule("TM308", "mask-inverted", ERROR, needs=(Need.MASK, Need.SPANS))

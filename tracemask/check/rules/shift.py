@@ -131,10 +131,11 @@ def first_token_dropped(view: View) -> Iterator[Finding]:
 
     **How to fix.** Compute log-probs with the prompt in front; train from the first sampled token.
 
-    **Limits.** A prefilled first token is rightly untrained where the template's generation prompt writes it.
+    **Limits.** A prefilled first token is rightly untrained where the template's generation prompt writes it. A row's
+    only turn, which ends with the row, looks the same where its mask is shifted to the right and cut by the row's end.
     """
     votes = view.votes
-    flagged = settled(view) & (votes.head == 1) & (votes.tail == 0) & ~votes.touches
+    flagged = settled(view) & (votes.head == 1) & (votes.tail == 0)
     if view.stored_authors and len(votes.start):
         flagged &= view.policy[votes.start - 1]
     if view.grammar.prefill and len(votes.start):
