@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import json
+import re
 
 from tracemask.check.report import Report
+from tracemask.core.characters import HARMFUL
+
+_HARMFUL = re.compile(f"[{HARMFUL}]")
 
 
 def render(report: Report) -> str:
     """Sorted keys, two spaces, a newline at the end."""
-    return (
-        json.dumps(report.to_json(), sort_keys=True, indent=2, allow_nan=False, ensure_ascii=False, default=number)
-        + "\n"
-    )
+    return text_of(report.to_json(), indent=2) + "\n"
+
+
+def text_of(value: object, *, indent: int | None = None) -> str:
+    """JSON with sorted keys; what could drive a terminal or reorder a line, and lone surrogates, are escaped."""
+    text = json.dumps(value, sort_keys=True, indent=indent, allow_nan=False, ensure_ascii=False, default=number)
+    return _HARMFUL.sub(lambda match: json.dumps(match[0])[1:-1], text)
 
 
 def number(value: object) -> object:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
-
-from tracemask.check.formats.json import number
+from tracemask.check.formats.json import text_of
 from tracemask.check.report import Report
 
 
@@ -14,5 +12,5 @@ def render(report: Report) -> str:
     for group in report.groups:
         for finding in group.examples:
             entry = {**finding.to_json(), "name": group.rule.name, "severity": group.severity.value}
-            lines.append(json.dumps(entry, sort_keys=True, allow_nan=False, ensure_ascii=False, default=number))
+            lines.append(text_of(entry))
     return "".join(line + "\n" for line in lines)

@@ -7,14 +7,14 @@ every result, paths relative to the folder one stands in, at most MOST results.
 from __future__ import annotations
 
 import hashlib
-import json
+import os
 from pathlib import Path, PurePath
 from typing import Any
 from urllib.parse import quote
 
 from tracemask.check.baseline import key
 from tracemask.check.finding import Finding, Severity
-from tracemask.check.formats.json import number
+from tracemask.check.formats.json import text_of
 from tracemask.check.report import Group, Report
 from tracemask.check.rule import Rule, all_rules
 
@@ -45,7 +45,7 @@ def render(report: Report) -> str:
         "properties": {"rows": report.rows, "tokens": report.tokens},
     }  # fmt: skip
     document = {"$schema": SCHEMA, "version": "2.1.0", "runs": [run]}
-    return json.dumps(document, sort_keys=True, indent=2, allow_nan=False, ensure_ascii=False, default=number) + "\n"
+    return text_of(document, indent=2) + "\n"
 
 
 def _results(report: Report) -> list[tuple[Group, Finding]]:
@@ -128,11 +128,19 @@ def _line_of(path: str) -> tuple[str, int]:
 def _uri(path: str) -> str:
     """Relative where the path lies in the folder one stands in, else absolute with its scheme."""
     if "://" in path:
-        return quote(path, safe="/:@+~,")
+        return quote(path, safe="/:@+~,", errors="surrogatepass")
     pure = PurePath(path)
     if pure.is_absolute():
         here = Path.cwd()
         if not pure.is_relative_to(here):
-            return "file://" + quote(pure.as_posix(), safe="/@+~,")
+            return "file://" + _quoted(pure)
         pure = pure.relative_to(here)
-    return quote(pure.as_posix(), safe="/@+~,")
+    return _quoted(pure)
+
+
+def _quoted(path: PurePath) -> str:
+    """The bytes of a name, of which not all need be text."""
+    try:
+        return quote(os.fsencode(path.as_posix()), safe="/@+~,")
+    except UnicodeEncodeError:  # no name that this system gave
+        return quote(path.as_posix(), safe="/@+~,", errors="surrogatepass")
