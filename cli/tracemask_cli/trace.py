@@ -54,7 +54,7 @@ def command(
             if json:
                 _print_line(trace)
             elif shown <= first:
-                _wide(width).print(_tree(trace, width))
+                _wide(width).print(_tree(trace, width), soft_wrap=False)
     if not json:
         _summary(reading, shown, first)
     else:
@@ -76,7 +76,7 @@ def _console(*, stderr: bool = False) -> Any:
 
 
 def _wide(width: int) -> Any:
-    """A console that cuts lines at the terminal's edge, and not at all where there is no terminal."""
+    """A console whose lines end at the terminal's edge, and hardly ever where there is no terminal."""
     from rich.console import Console
 
     out = _console()
@@ -149,7 +149,7 @@ def _line(index: int, message: Message, width: int) -> Text:
     from tracemask.trace.jsonl import dumps
     from tracemask.trace.model import ToolCall, ToolResult
 
-    line = Text(f"{index:>3} ", style="dim")
+    line = Text(f"{index:>3} ", style="dim", no_wrap=True, overflow="ellipsis")
     line.append(f"{message.role}", style="bold")
     line.append(f" {message.author}", style=_STYLE[message.author])
     if message.copied:
@@ -200,7 +200,7 @@ def _summary(reading: Reading, shown: int, first: int) -> None:
 
     out = _console()
     if shown > first:
-        out.print(Text(f"… {shown - first:,} more (--first {shown})", style="dim"))
+        out.print(Text(f"… {shown - first:,} more traces (--first {shown})", style="dim"))
     files = "" if len(reading.files) == 1 else f" in {len(reading.files)} files"
     traces = "1 trace" if reading.n_read == 1 else f"{reading.n_read:,} traces"
     out.print(Text(f"{traces}{files} · format {reading.format}: {_neutral(reading.why)}"))

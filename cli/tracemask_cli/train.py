@@ -142,14 +142,14 @@ def _show_result(result: Any) -> None:
 
 @contextmanager
 def _live(*, enabled: bool) -> Iterator[Any]:
-    """Yields an observer of steps: a live table on a terminal, one line a step elsewhere."""
+    """Yields an observer of steps: a live table on a terminal that can redraw, one line a step elsewhere."""
     from tracemask_cli.output import console
 
     if not enabled:
         yield None
         return
     out = console()
-    if not out.is_terminal:
+    if not out.is_terminal or out.is_dumb_terminal:
         yield lambda report: out.print(_line(report))
         return
     from rich.live import Live

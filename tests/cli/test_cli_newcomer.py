@@ -228,23 +228,44 @@ def test_no_line_ends_in_blanks(shards, tmp_path):
         assert all(line == line.rstrip() for line in said.splitlines())
 
 
-def test_lists_are_one_line_each_for_a_pipe_and_wrapped_for_a_terminal():
+def on_terminal(*arguments: object, **environment: str) -> str:
+    """What the verb shows on a terminal of 80 columns."""
     import pty
 
+    leader, follower = pty.openpty()
+    env = {**os.environ, "COLUMNS": "80", **environment}
+    child = subprocess.Popen([*WORDS, *map(str, arguments)], stdout=follower, stderr=follower, env=env)
+    os.close(follower)
+    said = b""
+    while True:
+        try:
+            said += os.read(leader, 1 << 16)
+        except OSError:  # the other end is closed
+            break
+    os.close(leader)
+    assert child.wait(timeout=60) == 0, said.decode()
+    return said.decode()
+
+
+def test_a_line_that_a_terminal_cuts_says_so_and_facts_are_never_cut():
+    log = ROOT / "fixtures" / "traces" / "formats" / "codex" / "rollout.jsonl"
+    said = on_terminal("trace", log, NO_COLOR="1", TERM="dumb")
+    lines = said.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert "stop aborted: interrupted · truncated" in " ".join(" ".join(lines[:2]).split())
+    assert [line[-1] for line in lines if "apply_patch" in line] == ["…"]
+
+
+def test_a_terminal_that_cannot_redraw_gets_a_line_a_step(shards, tmp_path):
+    run = ["train", shards, "--init-tiny", "--recipe", "sft", "--steps", 2, "-o", tmp_path / "run", "--no-export"]
+    said = on_terminal(*run, TERM="dumb")
+    assert "step 1/2  " in said and "step 2/2  " in said and "━" not in said
+
+
+def test_lists_are_one_line_each_for_a_pipe_and_wrapped_for_a_terminal():
     for words in (["formats"], ["rules"], ["recipe"]):
         assert max(map(len, tracemask(*words).stdout.decode().splitlines())) > 80
-        leader, follower = pty.openpty()
-        child = subprocess.Popen([*WORDS, *words], stdout=follower, env={**os.environ, "COLUMNS": "80"})
-        os.close(follower)
-        said = b""
-        while True:
-            try:
-                said += os.read(leader, 1 << 16)
-            except OSError:  # the other end is closed
-                break
-        os.close(leader)
-        assert child.wait(timeout=60) == 0
-        assert max(map(len, said.decode().splitlines())) <= 80
+        assert max(map(len, on_terminal(*words).splitlines())) <= 80
 
 
 def test_the_help_of_train_tells_the_defaults_that_the_run_has():
