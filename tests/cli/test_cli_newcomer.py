@@ -253,7 +253,7 @@ def test_a_line_that_a_terminal_cuts_says_so_and_facts_are_never_cut():
     lines = said.splitlines()
     assert max(map(len, lines)) <= 80
     assert "stop aborted: interrupted · truncated" in " ".join(" ".join(lines[:2]).split())
-    assert [line[-1] for line in lines if "apply_patch" in line] == ["…"]
+    assert [line[-1] for line in lines if "→ shell(" in line] == ["…"]
 
 
 def test_a_terminal_that_cannot_redraw_gets_a_line_a_step(shards, tmp_path):
