@@ -23,6 +23,22 @@ def peak():
 
 T, V, H = 2048, 32_000, 16
 torch.set_num_threads(1)
+
+def halves():
+    """Bytes for each number of a bfloat16 head, forward and backward."""
+    def step(vocab, width):
+        leaf = lambda rows: torch.empty(rows, width, dtype=torch.bfloat16).normal_().requires_grad_()
+        hidden, weight = leaf(64), leaf(vocab)
+        batch = random_batch(0, slots=64, targets=64, vocab=vocab, dtype=torch.float32)
+        before = peak()
+        loss.from_hidden(recipe(rl=rl("ppo")), hidden, weight, batch).total.backward()
+        return (peak() - before) * 1024 / weight.numel()
+    step(100, 16)
+    return step(V, 1024)
+
+if sys.argv[1] == "halves":
+    print(json.dumps(halves()))
+    sys.exit()
 g = torch.Generator().manual_seed(0)
 hidden = torch.randn(T, H, generator=g).requires_grad_()
 weight = torch.randn(V, H, generator=g).requires_grad_()
@@ -61,3 +77,9 @@ def test_log_probs_and_gradients_need_a_quarter_of_the_logits_at_most() -> None:
     assert extra("log-probs") < 0.25
     assert extra("fused") < 0.25
     assert extra("reference") > 2
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="VmHWM is Linux alone")
+def test_the_head_s_gradient_is_held_in_float32_once() -> None:
+    """Four bytes for each number of the head while it is summed, two for the gradient, a block on its way."""
+    assert extra("halves") < 8

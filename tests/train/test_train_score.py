@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from train_models import VOCAB, rollouts, tiny, write
+from train_models import VOCAB, rollouts, row_of, tiny, write
 
 from tracemask.core.errors import TracemaskError
 from tracemask.store.reader import open_dataset
@@ -72,3 +72,13 @@ def test_a_model_of_another_vocabulary_is_refused(data: str, tmp_path: Path) -> 
     for run in (dry_run, train):
         with pytest.raises(TracemaskError, match="TM506"):
             run({**options, "out": str(tmp_path / "run")})
+
+
+def test_a_row_without_tokens_has_no_scores(model: Path, tmp_path: Path) -> None:
+    rows, nothing = rollouts(groups=1), np.empty(0, np.uint8)
+    for group in ("g0", "alone"):
+        facts = {"trace_id": f"empty {group}", "group_id": group, "reward": 0.0, "branch": 0}
+        rows.append(row_of(len(rows), nothing, nothing, nothing.astype(bool), np.random.default_rng(0), facts))
+    found = score(write(tmp_path / "shards", rows), model=str(model), out=str(tmp_path / "out"), which="all")
+    assert found.rows == len(rows)
+    assert [len(row["score_logprob"]) for row in open_dataset(str(tmp_path / "out"))] == [len(row) for row in rows]

@@ -94,9 +94,11 @@ class Scorer:
         return self.ready.pop(index)
 
     def _read(self, rows: list[int]) -> None:
-        laid = {row: self._laid(self.dataset.row(row)) for row in rows}
+        read = {row: self.dataset.row(row) for row in rows}
+        self.ready |= {row: np.empty(0, np.float32) for row, one in read.items() if not len(one)}
+        laid = {row: self._laid(one) for row, one in read.items() if len(one)}
         rollouts = [Rollout(name_of(one.row), (row,), (np.asarray(one.row["token_ids"]),)) for row, one in laid.items()]
-        budget = max(self.budget, *(one.tokens for one in rollouts))
+        budget = max([self.budget, *(one.tokens for one in rollouts)])
         for micro in fill(grow(rollouts, budget=budget, packing=Packing.AUTO), budget=budget):
             layout = micro.lay_out()
             members = [laid[row] for row in micro.rows]

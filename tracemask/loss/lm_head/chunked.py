@@ -17,6 +17,8 @@ from torch.autograd.function import once_differentiable
 from tracemask.loss.batch import VocabularyRows
 from tracemask.loss.lm_head.spec import Logits, accumulation_dtype, chunk_rows
 
+_BLOCK = 8192  # rows of the head's gradient that change their dtype at a time
+
 
 class Objective(Protocol):
     """What the head asks of the loss. lp, entropy (None if unwanted): [hi − lo] of targets lo..hi in row order.
@@ -174,9 +176,16 @@ class FusedHead(torch.autograd.Function):
         if rows is not None:
             # out of place: the saved tensors serve again when the graph is kept
             hidden_grad = rows.new_zeros((ctx.slots, rows.shape[1])).index_add_(0, ctx.slot, rows * out.to(rows.dtype))
-        weight_grad = None if weight is None else (weight * out).to(ctx.dtypes[1])
-        bias_grad = None if bias is None else (bias * out).to(ctx.dtypes[1])
+        weight_grad, bias_grad = (None if one is None else _scaled(one, out, ctx.dtypes[1]) for one in (weight, bias))
         return hidden_grad, weight_grad, bias_grad, None, None, None
+
+
+def _scaled(total: Tensor, factor: Tensor, dtype: torch.dtype) -> Tensor:
+    """total · factor in `dtype`, block by block: the product in total's own would be gigabytes more of a large head."""
+    scaled = torch.empty_like(total, dtype=dtype)
+    for block, into in zip(total.split(_BLOCK), scaled.split(_BLOCK), strict=True):
+        torch.mul(block, factor, out=into)
+    return scaled
 
 
 def _gradients(
@@ -212,7 +221,7 @@ def add_outer_(total: Tensor, z: Tensor, x: Tensor, *, beta: int) -> Tensor:
         return total.addmm_(z.t(), x, beta=beta)
     if z.is_cuda and _MIXED_PRODUCT:
         return torch.addmm(total, z.t(), x, beta=beta, out_dtype=total.dtype, out=total)  # pyright: ignore[reportCallIssue]
-    wide, step = x.to(total.dtype), 8192
-    for s in range(0, total.shape[0], step):
-        total[s : s + step].addmm_(z[:, s : s + step].t().to(total.dtype), wide, beta=beta)
+    wide = x.to(total.dtype)
+    for block, part in zip(total.split(_BLOCK), z.split(_BLOCK, 1), strict=True):
+        block.addmm_(part.t().to(total.dtype), wide, beta=beta)
     return total
