@@ -312,6 +312,25 @@ def test_a_forced_export_replaces_an_earlier_one_of_another_form(tmp_path: Path,
         assert [row["token_ids"].tolist() for row in open_dataset(out)] == [row["token_ids"].tolist() for row in source]
 
 
+@pytest.mark.parametrize("to", ["trl", "verl", "prime-rl", "jsonl"])
+@pytest.mark.parametrize("was", ["hf", "trl", "jsonl"])
+def test_a_forced_export_that_fails_leaves_the_earlier_one(tmp_path: Path, source: Dataset, was: str, to: str) -> None:
+    export(source, str(tmp_path / "out"), to=was)
+    before = files(tmp_path / "out")
+
+    class Broken(Dataset):
+        def __iter__(self) -> Any:
+            yield source.row(0)
+            raise OSError("the disk is gone")
+
+    broken = Broken(
+        source.sources, kind=source.kind, paths=source.paths, names=["x"] * len(source.sources), identity=""
+    )
+    with pytest.raises((OSError, TracemaskError)):
+        export(broken, str(tmp_path / "out"), to=to, force=True)
+    assert files(tmp_path / "out") == before
+
+
 def test_a_forced_export_leaves_another_tools_hugging_face_folder_alone(tmp_path: Path, source: Dataset) -> None:
     (tmp_path / "state.json").write_text('{"_fingerprint": "theirs"}')
     export(source, str(tmp_path), to="trl", force=True)

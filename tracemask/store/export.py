@@ -53,9 +53,9 @@ def export(dataset: Dataset, out: str, *, to: str, component: str | None = None,
     folder.make()
     if folder.names() and not force:
         raise StoreError("TM933", where=out, what="the folder is not empty", fix="choose another, or --force")
-    remove_export(folder)
     done = Exported(mask=f"weight.{component}" if component else "")
     files = WRITERS[form.kind.value](folder, _schema(dataset, form), _records(dataset, form, component, done))
+    remove_export(folder, but=files)
     done.files = tuple(files)
     if form.fields is not None:
         own = f"weight.{component}" if component is not None and "weight.*" in form.keeps else ""

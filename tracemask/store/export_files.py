@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -23,13 +23,13 @@ _HF, _INFO, _STATE = "data-00000-of-00001.arrow", "dataset_info.json", "state.js
 _FINGERPRINT = "tracemask"  # by which a state.json of ours is known
 
 
-def remove_export(folder: Folder) -> None:
-    """Removes what an earlier export left: two forms in one folder would be read as one dataset."""
+def remove_export(folder: Folder, *, but: Sequence[str]) -> None:
+    """Removes what an earlier export left beside `but`: two forms in one folder would be read as one dataset."""
     names = folder.names()
     for name in (_PARQUET, _JSONL):
-        if name in names:
+        if name in names and name not in but:
             folder.remove(name)
-    if _STATE in names and f'"_fingerprint": "{_FINGERPRINT}"'.encode() in folder.read(_STATE):
+    if _STATE not in but and _STATE in names and f'"_fingerprint": "{_FINGERPRINT}"'.encode() in folder.read(_STATE):
         for name in (_STATE, _INFO, _HF):
             folder.remove(name)
 
