@@ -92,11 +92,14 @@ def command(
 
 def _run(paths: list[str], settings: Any, traces: str | None, write_baseline: str | None) -> Any:
     from collections import Counter
+    from dataclasses import replace
 
     from tracemask.check import baseline
     from tracemask.check.sources import check_paths
 
     keys: Counter[str] | None = Counter() if write_baseline else None
+    if write_baseline:
+        settings = replace(settings, baseline=None)  # one that is known, or not yet there, leaves nothing out
     report = check_paths(paths, settings=settings, traces=traces, baseline_out=keys)
     if write_baseline and keys is not None:
         baseline.write(write_baseline, keys)

@@ -138,6 +138,31 @@ def test_settings_are_read_from_pyproject(data, tmp_path):
     assert result.exit_code == 0 and "(tolerated)" in result.stdout
 
 
+def test_paths_of_a_configuration_count_from_its_folder(data, tmp_path, monkeypatch):
+    (tmp_path / "models").mkdir()
+    (tmp_path / "models" / "policy").symlink_to(SMALL)
+    (tmp_path / "pyproject.toml").write_text(
+        '[tool.tracemask.check]\ntokenizer = "models/policy"\nbaseline = "known.json"\n'
+    )
+    (tmp_path / "deep" / "er").mkdir(parents=True)
+    path = tmp_path / data
+    assert check(path, "--write-baseline", tmp_path / "known.json").exit_code == 0
+    for folder in (tmp_path, tmp_path / "deep" / "er"):
+        monkeypatch.chdir(folder)
+        result = run("check", path)
+        assert result.exit_code == 0 and "known to the baseline" in result.stdout
+
+
+@pytest.mark.parametrize(
+    "line", ['fail-on = "X"', 'tolerance = { TM107 = "x" }', 'ignore = { TM107 = "" }', "other = 1"]
+)
+def test_a_fault_of_a_configuration_names_its_file(data, tmp_path, line):
+    (tmp_path / "tracemask.toml").write_text(line + "\n")
+    with pytest.raises(TracemaskError) as error:
+        run("check", data, "--config", tmp_path / "tracemask.toml")
+    assert error.value.where == str(tmp_path / "tracemask.toml")
+
+
 def test_statistics_are_counts_per_rule(data):
     result = check(data, "--statistics")
     assert result.exit_code == 1 and "TM302 mask-shifted [shift +1]" in result.stdout

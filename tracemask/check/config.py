@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import os
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
@@ -82,6 +83,8 @@ _KNOWN = {item.name for item in fields(Settings)} - {"options", "block_tokens"} 
 def read(path: str | Path) -> Settings:
     """Settings of a TOML file: pyproject.toml ([tool.tracemask.check]) or any other ([check], or its top level).
 
+    Its paths count from its own folder.
+
     UsageError TM901 without the file, TM900 for what cannot be read, TM902 for unknown keys.
     """
     file = Path(path)
@@ -96,7 +99,26 @@ def read(path: str | Path) -> Settings:
             table = _table(table.get(name, {}), name, where=str(path))
     else:
         table = _table(table.get("check", table), "check", where=str(path))
-    return from_table(table, where=str(path))
+    try:
+        return from_table(_beside(table, file.parent), where=str(path))
+    except UsageError as error:
+        raise UsageError(error.code, where=error.where or str(path), what=error.what, fix=error.fix) from None
+
+
+_PATHS = ("tokenizer", "template", "baseline", "eval_path", "eval-path")
+
+
+def _beside(table: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """`table` with its paths as seen from here: they count from the file's folder, wherever one stands below it."""
+    base = os.path.relpath(folder)
+    if base == ".":
+        return table
+    seen = {
+        key: os.path.join(base, value)
+        for key, value in table.items()
+        if key in _PATHS and isinstance(value, str) and "://" not in value and not value.startswith("hub:")
+    }
+    return table | seen
 
 
 def _table(value: Any, name: str, *, where: str) -> dict[str, Any]:
