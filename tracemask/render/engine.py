@@ -122,7 +122,12 @@ class Engine:
                     check_size(size)
             return assemble(pieces)
         except Exception as error:  # a stranger's template may raise anything
-            raise self._coded(error, progress) from None
+            coded = self._coded(error, progress)
+            said = _characters(job.messages) if isinstance(error, LimitExceeded) else 0
+            if said > MAX_CHARS // 2:
+                fix = f"the conversation says {said} characters itself: shorten it, or leave the trace out"
+                coded = RenderError(coded.code, where=coded.where, what=coded.what, fix=fix)
+            raise coded from None
 
     def _variables(self, job: Job, manner: Manner) -> dict[str, Any]:
         messages = [wrap_message(manner.applied(message), index) for index, message in enumerate(job.messages)]
@@ -179,6 +184,15 @@ class Engine:
         if isinstance(error, TemplateError) and not isinstance(error, UndefinedError):
             return RenderError("TM920", where=where, what=f"{_REFUSES}: {message}", fix=_REMEDY)
         return RenderError("TM920", where=where, what=f"{type(error).__name__}: {message}", fix=_REMEDY)
+
+
+def _characters(value: Any) -> int:
+    """Characters of all strings in a JSON value."""
+    if isinstance(value, str):
+        return len(value)
+    if isinstance(value, Mapping):
+        return sum(map(_characters, value.values()))
+    return sum(map(_characters, value)) if isinstance(value, list | tuple) else 0
 
 
 def _exactly(tools: list[Any]) -> bytes | str:

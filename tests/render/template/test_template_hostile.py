@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 import time
+from typing import Any
 
 import pytest
 from hostile_attacks import ATTACKS
@@ -15,6 +16,7 @@ from hostile_templates import BOMBS, ESCAPES
 from tracemask.core.errors import RenderError
 from tracemask.render import worker
 from tracemask.render.isolation import Worker, shared_worker
+from tracemask.render.tags import MAX_CHARS
 from tracemask.render.template import Template
 
 CHAT = [
@@ -148,3 +150,13 @@ def test_a_worker_holds_less_memory_than_its_limit() -> None:
         assert peak <= worker.MEMORY
     finally:
         own.close()
+
+
+@pytest.mark.parametrize("sandbox", ["inline", "worker"])
+def test_a_conversation_beyond_the_limit_is_not_blamed_on_the_template(sandbox: Any) -> None:
+    source = "{% for m in messages %}{{ m.role ~ m.content }}{% endfor %}"
+    long = [{"role": "tool", "content": "x" * (MAX_CHARS + 1)}]
+    with pytest.raises(RenderError, match=rf"TM922.*says {MAX_CHARS + 5} characters itself: shorten it"):
+        Template(source, sandbox=sandbox).render(long)
+    with pytest.raises(RenderError, match="TM922.*do not trust it"):
+        Template("{{ 'x' * 99999999 }}", sandbox=sandbox).render(long[:0])
