@@ -17,10 +17,11 @@ from tracemask.render.encode import Encoder, Mode
 from tracemask.render.ground import Labelled
 from tracemask.render.layout import Layout
 from tracemask.render.reading import History, Reading, behind
+from tracemask.render.reply import Reply
 from tracemask.render.speaker import Speaker
 from tracemask.render.spoken import spoken
 from tracemask.render.stability import Stability
-from tracemask.render.stream import Base, Pieces, Planned, Reply, build_bases, pieces_of
+from tracemask.render.stream import Base, Pieces, Planned, build_bases, pieces_of
 from tracemask.render.tokenizer import Tokenizer
 from tracemask.render.turns import Region, Turns, finding
 from tracemask.trace.model import Message, Sampled

@@ -101,14 +101,12 @@ class Text(str):
         return found
 
     def partition(self, sep: str, /) -> tuple[str, str, str]:
-        before, middle, _ = str.partition(self, sep)
-        start, end = len(before), len(before) + len(middle)
-        return sub(self, 0, start), sub(self, start, end), sub(self, end, len(self))
+        before, middle, after = pieces(self, str.partition(self, sep), "")
+        return before, middle, after
 
     def rpartition(self, sep: str, /) -> tuple[str, str, str]:
-        before, middle, _ = str.rpartition(self, sep)
-        start, end = len(before), len(before) + len(middle)
-        return sub(self, 0, start), sub(self, start, end), sub(self, end, len(self))
+        before, middle, after = pieces(self, str.rpartition(self, sep), "")
+        return before, middle, after
 
     def replace(self, old: str, new: str, count: Any = -1, /) -> str:
         str.replace("", old, new, count)  # refuses what str refuses

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -13,8 +13,9 @@ from tracemask.render.align import align_context
 from tracemask.render.branch import BranchPlan, Turn
 from tracemask.render.columns import finished
 from tracemask.render.control import Control
+from tracemask.render.control_text import control_findings
 from tracemask.render.drift import cause_of_text, common_prefix, compare
-from tracemask.render.encode import Encoder, Mode, byte_to_character
+from tracemask.render.encode import Encoder, byte_to_character
 from tracemask.render.sample import Drift, Sample
 from tracemask.render.spoken import goes_on_after_a_stop, opens_again, spoken
 from tracemask.render.stitch import Row, Stitcher
@@ -70,7 +71,8 @@ class _Trace:
             for found in plan.findings:
                 owner = self.owners.get(found.place.turn if found.place.turn is not None else -1)
                 (self.stitcher.rows[owner] if owner is not None else target).findings.append(found)
-            target.findings += self._control_findings(plan)
+            bases = [base.built for base in plan.bases.values() if base.built]
+            target.findings += control_findings(bases, self.tools.encoder, self.tools.tokenizer)
 
     # ------------------------------------------------------------------ one turn
 
@@ -249,16 +251,6 @@ class _Trace:
         elif more and last.k in base.bounds and last.end in (total, ~last.k):
             row.append_from(base, base.bounds[last.k][1], len(base.stream))
 
-    def _control_findings(self, plan: BranchPlan) -> list[Finding]:
-        """Control-token text that is no control token of the template: one finding a message and token."""
-        found: dict[tuple[str, int, int], Finding] = {}
-        for run_plan in plan.bases.values():
-            for base in [run_plan.built] if run_plan.built else []:
-                for finding in control_text(base, self.tools.encoder, self.tools.tokenizer):
-                    key = (finding.code, finding.place.turn or 0, int(str(finding.data["id"])))
-                    found.setdefault(key, finding)
-        return list(found.values())
-
     def finish(self, row: Row) -> Sample:
         """The row's arrays as a Sample."""
         stream = joined(row.streams())
@@ -295,18 +287,3 @@ class _Trace:
             columns=finished(stream.columns),
             straddling=0 if stream.straddles is None else int(stream.straddles.sum()),
         )
-
-
-def control_text(base: Base, encoder: Encoder, tokenizer: Tokenizer) -> Iterator[Finding]:
-    """TM207: special-token text in policy text, or real control ids in content; TM208: control text kept as text."""
-    for position, run in base.suspicious:
-        for token in encoder.get(run).found:
-            if run.mode is Mode.POLICY and token not in tokenizer.special_ids:
-                continue
-            content = tokenizer.added[token].content
-            at = position + max(run.text.find(content), 0)
-            row = int(base.labels.rows_at(np.array([at]))[0])
-            code = "TM208" if run.mode is Mode.CONTENT else "TM207"
-            fate = "became a control token" if run.mode is Mode.IDS else "stays ordinary text"
-            what = f"{content!r} in {Origin(int(base.labels.origin[row])).label} {fate}"
-            yield Finding(code, what, Place(turn=int(base.labels.message[row])), data={"id": token})

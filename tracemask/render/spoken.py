@@ -9,7 +9,7 @@ import numpy as np
 
 from tracemask.core.vocab import Author, Part, Role
 from tracemask.render.parts import REASONING_TAGS, open_reasoning, reply_parts
-from tracemask.render.stream import Reply
+from tracemask.render.reply import Reply
 from tracemask.render.tokenizer import Tokenizer
 from tracemask.render.turns import Region
 

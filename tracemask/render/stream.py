@@ -16,6 +16,7 @@ from tracemask.render.encode import Encoded, Encoder, Mode, Run, byte_to_charact
 from tracemask.render.ground import Labelled
 from tracemask.render.labels import Labels, label
 from tracemask.render.layout import Layout
+from tracemask.render.reply import Reply
 from tracemask.render.turns import Region
 
 
@@ -70,27 +71,6 @@ def joined(streams: Sequence[Stream]) -> Stream:
     straddles = [s.straddles if s.straddles is not None else np.zeros(len(s), bool) for s in streams]
     ids, author, role, part, origin, message, turn, logprob = parts
     return Stream(ids, author, role, part, origin, message, turn, logprob, columns, np.concatenate(straddles))
-
-
-@dataclass(slots=True)
-class Reply:
-    """What the engine returned for one reply: ids[n] int32, logprob[n] float32 (NaN: missing), author[n], columns.
-
-    part, role: uint8[n] of a reply that stands for what no render says; message: its index in the trace.
-    """
-
-    ids: np.ndarray
-    logprob: np.ndarray
-    author: np.ndarray
-    columns: dict[str, np.ndarray]
-    part: np.ndarray | None = None
-    role: np.ndarray | None = None
-    message: int = -1
-
-    @property
-    def unprinted(self) -> bool:
-        """No render says this reply."""
-        return self.part is not None
 
 
 @dataclass(slots=True)
