@@ -46,6 +46,7 @@ class Conversation:
     counter: Counter
     standing: frozenset[int] = frozenset()
     prompts: dict[int, Any] = field(default_factory=dict, init=False)  # what Turns found before each reply
+    switches: list[tuple[Any, ...]] = field(default_factory=list, init=False)  # up to each message (render/switches.py)
     _layouts: dict[tuple[int, bool], Layout] = field(default_factory=dict, init=False)
 
     @cached_property

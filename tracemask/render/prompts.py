@@ -14,6 +14,7 @@ from tracemask.render.conversation import Conversation
 from tracemask.render.layout import content_text, missing_fields, reasoning_text
 from tracemask.render.parts import REASONING_TAGS, open_reasoning
 from tracemask.render.probe import PROBE_CHAT
+from tracemask.render.switches import Switches
 
 MAX_LEARNED = 4096
 
@@ -45,6 +46,7 @@ class Prompts:
     stops: frozenset[int]
     _learned: dict[tuple[object, ...], Prompt] = field(default_factory=dict)
     _headers: dict[str, str] = field(default_factory=dict)
+    _switches: Switches = field(default_factory=Switches)
 
     def before(self, conversation: Conversation, k: int) -> Prompt:
         """The generation prompt before message k, learned from this turn where its kind is new."""
@@ -54,7 +56,7 @@ class Prompts:
         return known
 
     def _prompt_of_kind(self, conversation: Conversation, k: int) -> Prompt:
-        key = _kind(conversation, k)
+        key = (*_kind(conversation, k), self._switches.seen(conversation, k))
         if key not in self._learned:
             if len(self._learned) >= MAX_LEARNED:
                 self._learned.clear()
