@@ -322,3 +322,14 @@ def test_a_log_twice_or_beside_a_dataset_is_refused(tmp_path):
             check_paths(list(map(str, pair)), settings=Settings())
     with pytest.raises(UsageError, match="TM900 this file is given twice"):
         check_paths([str(rows), str(rows)], settings=Settings())
+
+
+def test_a_log_that_was_written_twice_is_found_though_its_copies_share_a_group(tmp_path):
+    log = tmp_path / "log.jsonl"
+    once = [line for line in HARBOUR.read_text().split("\n") if line and not line.startswith('{"id":"harbour-5')][:10]
+    for copies in (1, 2):
+        log.write_text("\n".join(once * copies) + "\n")
+        report = check_paths([str(log)], settings=Settings(tokenizer=str(SMALL), select=("TM502", "TM409")))
+        found = [(finding.code, finding.cause, finding.place.line) for finding in report.findings]
+        assert found == [("TM502", "written twice", line) for line in range(11, 21)] * (copies - 1)
+    assert report.findings[0].message.endswith("as line 1, and its name")

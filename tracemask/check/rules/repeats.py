@@ -17,16 +17,17 @@ from tracemask.check.view import View
 
 @dataclass
 class Seen:
-    """Hash of a row's ids → (row, group, line of its log): sixteen bytes a row and a little more."""
+    """Hash of a row's ids → (row, group, line of its log, its own name)."""
 
-    rows: dict[int, tuple[int, str | None, int | None]] = field(default_factory=dict)
+    rows: dict[int, tuple[int, str | None, int | None, object]] = field(default_factory=dict)
 
 
 @rule("TM502", "duplicate-rows", WARNING, needs=(Need.IDS,))
 def duplicate_rows(view: View) -> Iterator[Finding]:
     """Two rows have exactly the same ids.
 
-    **What it does.** Hashes each row's ids. Equal rows of one group are TM409 (or legitimate: short greedy answers).
+    **What it does.** Hashes each row's ids. Equal rows of one group are TM409 (or legitimate: short greedy answers),
+    unless they bear one name in our shards: then one rollout was written twice.
 
     **Why it is bad.** The row counts twice in every mean; and what was appended twice once is often appended twice
     altogether.
@@ -37,15 +38,19 @@ def duplicate_rows(view: View) -> Iterator[Finding]:
 
     **Limits.** Rows that differ in one token are different. Memory grows by some bytes per row.
     """
-    seen, block = view.run.state("TM502", Seen).rows, view.block
-    for i, group in enumerate(block.scalar("group_id")):
+    seen, block, ours = view.run.state("TM502", Seen).rows, view.block, view.run.kind == "tracemask"
+    for i, (group, identity) in enumerate(zip(block.scalar("group_id"), block.scalar("id"), strict=True)):
         ids = block.ids[block.offsets[i] : block.offsets[i + 1]]
         if not len(ids):
             continue
         name = None if group is None else str(group)
-        first, where, said = seen.setdefault(hash_of(ids), (block.rows[i].index, name, block.lines[i]))
-        if first != block.rows[i].index and (name is None or name != where):
-            text = f"the same {len(ids)} ids as {named(first, said)}"
+        first, where, said, known = seen.setdefault(hash_of(ids), (block.rows[i].index, name, block.lines[i], identity))
+        if first == block.rows[i].index:
+            continue
+        text = f"the same {len(ids)} ids as {named(first, said)}"
+        if ours and identity is not None and identity == known:
+            yield block.finding("TM502", i, f"{text}, and its name", token=0, cause="written twice", twin=first)
+        elif name is None or name != where:
             yield block.finding("TM502", i, text, token=0, twin=first)
 
 
