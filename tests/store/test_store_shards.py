@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import pickle
+import random
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import hypothesis.strategies as st
 import numpy as np
@@ -21,6 +23,7 @@ from tracemask.store.reader import open_dataset
 from tracemask.store.row import Row
 from tracemask.store.rows import of_sample
 from tracemask.store.schema import METADATA_KEY, SCALARS, TOKEN_COLUMNS, Profile, cast, make_metadata
+from tracemask.store.shard import SHARD_NAMES, OpenShard
 from tracemask.store.writer import ShardWriter
 
 PROFILES = list(Profile)
@@ -399,3 +402,31 @@ def test_threads_may_read_one_dataset(tmp_path: Path, profile: str, monkeypatch:
                 assert name == made[i].scalars["id"]
     finally:
         sys.setswitchinterval(before)
+
+
+@pytest.mark.parametrize(("n", "length"), [(1, 900), (40, 3), (9, 5000), (300, 0)])
+def test_a_compact_scalar_is_what_arrow_reads(tmp_path: Path, n: int, length: int) -> None:
+    """Numbers, texts and booleans are unpacked without Arrow's reader: of rows alone in their batch and of many."""
+    rng = random.Random(n)
+    choices: dict[str, list[Any]] = {
+        **{key: [None, "", "é😀", "x" * 300] for key in ("task_id", "group_id", "stop")},
+        **{key: [None, 0, -1, 2**31 - 1] for key in ("attempt", "fork_row", "fork_position")},
+        **{key: [None, 1.5, -0.0, float("inf")] for key in ("reward", "advantage")},
+        **{key: [None, True, False] for key in ("truncated", "approximate", "trainable")},
+        "language": [None, "de"],
+    }
+    made = []
+    for row in rows(n, length=length):
+        told = {name: rng.choice(values) for name, values in choices.items()}
+        made.append(Row(row.index, row.columns, {**dict(row.scalars), **told}))
+    facts = make_metadata(profile="compact")
+    with ShardWriter(str(tmp_path), "x.arrow", metadata=facts, scalars={"language": pa.string()}) as writer:
+        for row in made:
+            writer.add(row)
+        writer.commit()
+    shard = OpenShard(str(tmp_path / "x.arrow"), where="x")
+    whole = pa.ipc.open_file(str(tmp_path / "x.arrow")).read_all()
+    for name in choices:
+        stored = whole.column(SHARD_NAMES.get(name, name)).to_pylist()
+        found = [shard.row(i, index=i).scalars[name] for i in range(n)]
+        assert found == stored == [row.scalars[name] for row in made], name

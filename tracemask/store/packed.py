@@ -1,4 +1,4 @@
-"""Compressed per-token columns of an Arrow file, one record batch at a time. Knows no row and no scalar.
+"""Compressed per-token columns and plain scalars of an Arrow file, one record batch at a time. Knows no row.
 
 Arrow's reader goes through every field of a batch to give a few of them, which takes as long as unpacking those. Here
 the file's own tables say where the few lie. Their layout: Arrow columnar format, "IPC File Format" (Footer, Block,
@@ -18,7 +18,7 @@ from tracemask.store.values import Values
 if TYPE_CHECKING:
     import pyarrow as pa
 
-_SHORT, _INT, _LONG, _PAIR = Struct("<H"), Struct("<i"), Struct("<q"), Struct("<qq")
+_SHORT, _INT, _LONG, _PAIR, _DOUBLE = Struct("<H"), Struct("<i"), Struct("<q"), Struct("<qq"), Struct("<d")
 _BLOCK = Struct("<qi4xq")  # of a record batch: where it begins, bytes of its tables, bytes of its buffers
 _BITS = np.dtype(np.uint8)
 _TAIL = 10  # bytes after the footer: its length and the closing magic
@@ -40,10 +40,14 @@ class PackedFile:
 
         self.data, self.unpack = data, pa.Codec("lz4").decompress
         self.places: dict[str, tuple[int, int, np.dtype[Any]]] = {}
+        self.scalars: dict[str, tuple[int, int, Struct | bool]] = {}  # how numbers lie; True: texts, False: booleans
+        plain = {pa.large_string(): True, pa.bool_(): False, pa.int32(): _INT, pa.int64(): _LONG, pa.float64(): _DOUBLE}
         node = buffer = 0
         for field in schema:
             if field.name in kinds:
                 self.places[field.name] = node, buffer, kinds[field.name]
+            elif field.type in plain:
+                self.scalars[field.name] = node, buffer, plain[field.type]
             nodes, buffers = _extent(field.type)
             node, buffer = node + nodes, buffer + buffers
         end = len(data) - _TAIL
@@ -61,7 +65,7 @@ class PackedFile:
 
 
 class PackedBatch:
-    """The per-token columns of one batch, each unpacked when it is asked for and kept. rows: how many it holds."""
+    """The columns of one batch, unpacked when they are asked for; those per token are kept. rows: how many it holds."""
 
     __slots__ = ("_body", "_buffers", "_file", "_nodes", "_values", "rows")
 
@@ -103,6 +107,29 @@ class PackedBatch:
             return Values(offsets, np.frombuffer(self._buffer(buffer + 3, count), _BITS, count), null, packed=True)
         stored = self._buffer(buffer + 3, size * kind.itemsize)
         return Values(offsets, np.frombuffer(stored, kind, size), null, packed=False)
+
+    def scalar(self, name: str, at: int) -> Any:
+        """The value of row `at` in the plain scalar `name` (see PackedFile.scalars)."""
+        node, buffer, kind = self._file.scalars[name]
+        rows, missing = _PAIR.unpack_from(self._file.data, self._nodes + _PAIR.size * node)
+        if rows != self.rows or not 0 <= at < rows:
+            raise ValueError(f"row {at} of {rows} in a batch of {self.rows} rows")
+        if missing and not self._bit(buffer, at):
+            return None
+        if kind is True:
+            offsets = self._buffer(buffer + 1, _LONG.size * (rows + 1))
+            start, end = _PAIR.unpack_from(offsets, _LONG.size * at)
+            size: int = _LONG.unpack_from(offsets, _LONG.size * rows)[0]
+            if not 0 <= start <= end <= size:
+                raise ValueError(f"a text from byte {start} to {end} of {size}")
+            return str(memoryview(self._buffer(buffer + 2, size))[start:end], "utf-8")
+        if kind is False:
+            return self._bit(buffer + 1, at)
+        return kind.unpack_from(self._buffer(buffer + 1, kind.size * rows), kind.size * at)[0]
+
+    def _bit(self, number: int, at: int) -> bool:
+        """Bit `at` of buffer `number`."""
+        return bool(memoryview(self._buffer(number, (self.rows + 7) >> 3))[at >> 3] >> (at & 7) & 1)
 
     def _buffer(self, number: int, size: int) -> Any:
         """Buffer `number`, unpacked: `size` bytes or a few more."""

@@ -176,6 +176,10 @@ class OpenShard:
         """The scalar `name` of row `at` of record batch `k`. KeyError where the shard has no such."""
         stored = self.scalar_index[name]
         try:
+            if self.compact:
+                batch, column = self._batch(k), SHARD_NAMES.get(name, name)
+                if isinstance(batch, PackedBatch) and column in self._packed.scalars:
+                    return batch.scalar(column, at)
             return plain(name, self._parts["scalars"].column(k, stored)[at].as_py())
         except damaging() as error:
             raise damaged(self.where, f"scalar {name!r}", error) from error
