@@ -16,7 +16,7 @@ from tracemask.recipe import Recipe
 from tracemask.report.diff import align, compare
 from tracemask.report.dump import View, dump
 from tracemask.report.explain import explain
-from tracemask.report.glyphs import plain, visible
+from tracemask.report.glyphs import Speller, plain, visible
 from tracemask.report.html import page
 from tracemask.report.page import Page
 
@@ -41,6 +41,17 @@ def test_every_blank_and_every_format_character_without_a_glyph_is_spelled():
         blank = unicodedata.category(character) in ("Zs", "Zl", "Zp", "Cc", "Cf", "Cs") and character not in drawn
         if blank or character in "\u2800\u3164\ufffe\uffff":
             assert visible(character) != character, hex(code)
+
+
+@pytest.mark.parametrize("marks", [4, 5, 300])
+def test_marks_piled_on_one_letter_do_not_hide_other_lines(small, marks):
+    """In one text and over tokens, of which each holds a part of a mark; what writing needs stays as it is."""
+    text = "x" + "\u0301" * marks + "y"
+    spelled = "x" + "\u0301" * 4 + "‹U+0301›" * (marks - 4) + "y"
+    assert visible(text) == spelled
+    assert Speller(small).text(small.plain_batch([text])[0]) == spelled
+    row = make_row(small, [(Author.USER, "one", False), (Author.POLICY, text, True)])
+    assert "\u0301" * 5 not in "".join(line.plain for line in dump(row, small)) + page(Page("t", small).data([row]))
 
 
 def test_a_column_name_cannot_drive_the_terminal_or_the_page(small):

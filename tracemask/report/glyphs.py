@@ -21,6 +21,11 @@ _INVISIBLE = re.compile(
     "\U0001bca0-\U0001bca3\U0001d159\U0001d173-\U0001d17a\U000e0000-\U000e0fff]"
 )
 _TABLE = str.maketrans(_VISIBLE)
+_MOST = 4  # marks over one letter, more than any writing needs: what is piled higher hides other lines
+_MARKS = "\u0300-\u034e\u0350-\u036f\u0483-\u0489\u1ab0-\u1aff\u1dc0-\u1dff\u20d0-\u20ff\ufe20-\ufe2f"
+_PILED = re.compile(f"(?<=[{_MARKS}]{{{_MOST}}})[{_MARKS}]+")
+_HANGING = re.compile(f"^[{_MARKS}]+")
+_OPEN = re.compile(f"[{_MARKS}]+$")
 
 
 class TokenTable(Protocol):
@@ -33,8 +38,24 @@ class TokenTable(Protocol):
 
 
 def visible(text: str) -> str:
-    """`text` with every blank, control, zero-width or bidirectional character spelled as something that can be seen."""
-    return _INVISIBLE.sub(lambda match: f"‹U+{ord(match[0]):04X}›", text.translate(_TABLE))
+    """`text` with every blank, control, zero-width or bidirectional character spelled as something that can be seen,
+    and so the marks that are piled on one letter."""
+    text = _INVISIBLE.sub(lambda match: _named(match[0]), text.translate(_TABLE))
+    return text if text.isascii() else _PILED.sub(lambda match: _named(match[0]), text)
+
+
+def _named(text: str) -> str:
+    return "".join(f"‹U+{ord(character):04X}›" for character in text)
+
+
+def _unpiled(text: str, piled: int) -> tuple[str, int]:
+    """`text` behind a letter with `piled` marks, its first marks spelled where they are too many; and how many marks
+    the letter at its end has then, those counted that are spelled."""
+    first, last = _HANGING.match(text), _OPEN.search(text)
+    hanging = 0 if first is None else first.end()
+    kept = min(hanging, max(0, _MOST - piled))
+    marks = piled + hanging if hanging == len(text) else 0 if last is None else len(last[0])
+    return text[:kept] + _named(text[kept:hanging]) + text[hanging:], marks
 
 
 def plain(text: str) -> str:
@@ -101,7 +122,7 @@ class Speller:
         if self._tokenizer is None:
             return [f"⟨{int(token_id)}⟩" for token_id in ids]
         out: list[str] = []
-        pending = b""
+        pending, piled = b"", 0
         for token_id in (int(token_id) for token_id in ids):
             data = b"" if token_id in self._added else self._of(token_id)
             name = self._added.get(token_id)
@@ -110,12 +131,16 @@ class Speller:
                     out[-1] += _escaped(pending)
                     pending = b""
                 out.append(name)
+                piled = 0
                 continue
             data = pending + data
             open_bytes = _incomplete(data)
             pending = data[len(data) - open_bytes :] if open_bytes else b""
             done = data[: len(data) - open_bytes] if open_bytes else data
-            out.append(spell(done) if done else "")
+            text = spell(done) if done else ""
+            if text and (piled or not text.isascii()):
+                text, piled = _unpiled(text, piled)
+            out.append(text)
         if pending and out:
             out[-1] += _escaped(pending)
         return out
