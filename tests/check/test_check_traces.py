@@ -333,3 +333,13 @@ def test_a_log_that_was_written_twice_is_found_though_its_copies_share_a_group(t
         found = [(finding.code, finding.cause, finding.place.line) for finding in report.findings]
         assert found == [("TM502", "written twice", line) for line in range(11, 21)] * (copies - 1)
     assert report.findings[0].message.endswith("as line 1, and its name")
+
+
+def test_attempts_that_bear_the_id_of_their_task_are_found(tmp_path):
+    """As one rollout they would have one reward, and a group of one no advantage."""
+    log = tmp_path / "log.jsonl"
+    attempts = [json.loads(line) for line in HARBOUR.read_text().split("\n")[:3]]
+    log.write_text("".join(json.dumps({**each, "id": each["task_id"]}) + "\n" for each in attempts))
+    report = check_paths([str(log)], settings=Settings(tokenizer=str(SMALL), select=("TM502",)))
+    assert [(finding.cause, finding.place.line) for finding in report.findings] == [("one name", 2), ("one name", 3)]
+    assert report.findings[0].message == "the name of line 1, and other ids: both count as one rollout"

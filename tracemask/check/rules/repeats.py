@@ -17,40 +17,45 @@ from tracemask.check.view import View
 
 @dataclass
 class Seen:
-    """Hash of a row's ids → (row, group, line of its log, its own name)."""
+    """Hash of a row's ids → (row, group, line of its log, its own name); name → (row, line)."""
 
     rows: dict[int, tuple[int, str | None, int | None, object]] = field(default_factory=dict)
+    names: dict[str, tuple[int, int | None]] = field(default_factory=dict)
 
 
 @rule("TM502", "duplicate-rows", WARNING, needs=(Need.IDS,))
 def duplicate_rows(view: View) -> Iterator[Finding]:
-    """Two rows have exactly the same ids.
+    """Two rows have exactly the same ids, or one name.
 
     **What it does.** Hashes each row's ids. Equal rows of one group are TM409 (or legitimate: short greedy answers),
-    unless they bear one name in our shards: then one rollout was written twice.
+    unless they bear one name in our shards: then one rollout was written twice. Other ids under one name are found too.
 
     **Why it is bad.** The row counts twice in every mean; and what was appended twice once is often appended twice
-    altogether.
+    altogether. Rollouts of one name are taken for branches of one: they share a reward and count once.
 
-    **Example.** A log that was resumed and written again from the start.
+    **Example.** A log that was resumed and written again from the start; attempts that bear the id of their task.
 
-    **How to fix.** Drop the copies; converting with receipts never writes a row twice.
+    **How to fix.** Drop the copies; converting with receipts never writes a row twice. Give each rollout its own `id`;
+    its task belongs in `task_id`.
 
     **Limits.** Rows that differ in one token are different. Memory grows by some bytes per row.
     """
-    seen, block, ours = view.run.state("TM502", Seen).rows, view.block, view.run.kind == "tracemask"
+    seen, block, ours = view.run.state("TM502", Seen), view.block, view.run.kind == "tracemask"
     for i, (group, identity) in enumerate(zip(block.scalar("group_id"), block.scalar("id"), strict=True)):
         ids = block.ids[block.offsets[i] : block.offsets[i + 1]]
         if not len(ids):
             continue
+        row, line = block.rows[i].index, block.lines[i]
         name = None if group is None else str(group)
-        first, where, said, known = seen.setdefault(hash_of(ids), (block.rows[i].index, name, block.lines[i], identity))
-        if first == block.rows[i].index:
-            continue
+        first, where, said, known = seen.rows.setdefault(hash_of(ids), (row, name, line, identity))
+        bearer = seen.names.setdefault(identity, (row, line)) if ours and isinstance(identity, str) else (row, line)
         text = f"the same {len(ids)} ids as {named(first, said)}"
-        if ours and identity is not None and identity == known:
+        if first != row and bearer[0] != row and identity == known:
             yield block.finding("TM502", i, f"{text}, and its name", token=0, cause="written twice", twin=first)
-        elif name is None or name != where:
+        elif bearer[0] != row:
+            text = f"the name of {named(*bearer)}, and other ids: both count as one rollout"
+            yield block.finding("TM502", i, text, token=0, cause="one name", twin=bearer[0])
+        elif first != row and (name is None or name != where):
             yield block.finding("TM502", i, text, token=0, twin=first)
 
 
