@@ -158,3 +158,14 @@ def test_rows_that_all_bear_one_number_are_all_gathered_into_groups():
     rows = [Row(0, columns, {"trace_id": f"t{i}", "group_id": "g", "reward": 1.0}) for i in range(4)]
     report = check_dataset(rows, settings=Settings(select=("TM406",), block_tokens=10))
     assert [finding.message for finding in report.findings] == ["group g: all 4 rewards are 1, so every advantage is 0"]
+
+
+@pytest.mark.parametrize("tasks", [("x", "y"), (None, "x", "y"), ("x", None, "y")])
+def test_rollouts_of_two_tasks_are_told_where_they_have_no_prompt_too(tasks):
+    columns = {"token_ids": np.arange(10, dtype=np.int32), "mask": np.ones(10, bool)}
+    rows = [Row(i, columns, {"trace_id": f"t{i}", "group_id": "g", "task_id": task}) for i, task in enumerate(tasks)]
+    bare = [Row(row.index, {**columns, "mask": np.zeros(10, bool)}, row.scalars) for row in rows]
+    for made in (rows, bare):
+        report = check_dataset(made, settings=Settings(select=("TM407",)))
+        found = [(finding.place.row, finding.message) for finding in report.findings]
+        assert found == [(len(tasks) - 1, "group g holds rollouts of 2 tasks")]

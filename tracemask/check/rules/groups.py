@@ -49,11 +49,12 @@ def _mixed_finish(run: Run) -> Iterator[Finding]:
     groups: Groups = run.state("groups", Groups)
     for name, members in groups.by_id.items():
         rollouts = [member for member in heads(members) if not member.fork]
-        tasks = {member.task for member in rollouts if member.task is not None}
+        told = [member for member in rollouts if member.task is not None]
+        tasks = {member.task for member in told}
         rollouts = [member for member in rollouts if member.prompt is not None]
         prompts = {member.prompt for member in rollouts}
         if len(tasks) > 1:
-            other = next(member for member in rollouts if member.task not in (None, rollouts[0].task))
+            other = next(member for member in told if member.task != told[0].task)
             text = f"group {name} holds rollouts of {len(tasks)} tasks"
             yield Finding("TM407", text, place_of(other), cause="tasks", data={"group": name})
         elif len(prompts) > 1:
