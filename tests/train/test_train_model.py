@@ -137,3 +137,12 @@ def test_a_metrics_file_forgets_what_came_after_the_checkpoint(tmp_path: Path) -
         {"step": 3, "loss": "nan"},
     ]
     assert json_line({"x": float("inf")}) == '{"x": "inf"}'
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_damaged_weights_are_not_taken_for_a_strange_architecture(bad: float) -> None:
+    model = use_attention(tiny("llama", dtype=torch.float32), "segments")
+    with torch.no_grad():
+        model.get_submodule("model.layers.1.mlp.up_proj").weight[0, 0] = bad  # type: ignore[index, operator]
+    with pytest.raises(TrainError, match=r"TM960 1 parameters hold NaN or infinity, model\.layers\.1\.mlp\.up_proj"):
+        probe(model, vocab=VOCAB)

@@ -218,6 +218,10 @@ def probe(model: nn.Module, *, vocab: int, tolerance: float | None = None) -> fl
         _refuse(type(model).__name__, "a body that cannot be called on laid-out rows", _first_line(error))
     finally:
         model.train(was_training)
+    damaged = [name for name, one in model.named_parameters() if not bool(torch.isfinite(one).all())]
+    if damaged:
+        what, fix = f"{len(damaged)} parameters hold NaN or infinity, {damaged[0]} first", "take the weights anew"
+        raise TrainError("TM960", where=type(model).__name__, what=what, fix=fix)
     what, worst = next((what, worst) for what, worst in found.items() if not worst <= limit)
     if what == NOISE:
         _refuse_noise(type(model).__name__, noise_of(model.config))
