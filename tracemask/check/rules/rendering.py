@@ -101,9 +101,9 @@ def unprintable_call(view: View) -> Iterator[Finding]:
     **What it does.** Names replies that are in the row by the ids that were sampled because the template takes nothing
     but an object, and messages that only the ids of later contexts hold.
 
-    **Why it matters.** The reply itself is exact, and malformed JSON is often what a reward of 0 is about. Where the log
-    has no `prompt_ids` of a later reply, its context holds the malformed reply as it was sampled: what the engine was
-    given there, nobody knows.
+    **Why it matters.** The reply itself is exact, and malformed JSON is often what a reward of 0 is about. Where the
+    log has no `prompt_ids` of a later reply, its context holds the malformed reply as it was sampled: what the engine
+    was given there, nobody knows.
 
     **Example.** `{"id": 1, "to": "wes` on Qwen3.5's or GLM 4.5's template, which iterate over arguments.
 
