@@ -50,11 +50,16 @@ class Conversation:
     _layouts: dict[tuple[int, bool], Layout] = field(default_factory=dict, init=False)
 
     @cached_property
+    def setting(self) -> str:
+        """Kwargs, and whether tools are declared."""
+        return f"{bool(self.tools)} {json.dumps(dict(self.kwargs), sort_keys=True, default=str)}"
+
+    @cached_property
     def kind(self) -> str:
         """What the manner of rendering may depend on besides the messages' shapes: kwargs, tools, the system text."""
         first = self.chat[0] if self.chat else {}
         system = str(first.get("content")) if first.get("role") in ("system", "developer") else ""
-        return f"{bool(self.tools)} {json.dumps(dict(self.kwargs), sort_keys=True, default=str)} {system}"
+        return f"{self.setting} {system}"
 
     def __len__(self) -> int:
         return len(self.chat)

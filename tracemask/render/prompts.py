@@ -12,6 +12,7 @@ from tracemask.core.errors import RenderError
 from tracemask.core.vocab import Origin
 from tracemask.render.conversation import Conversation
 from tracemask.render.layout import content_text, missing_fields, reasoning_text
+from tracemask.render.manner import REASONING_NAMES
 from tracemask.render.parts import REASONING_TAGS, open_reasoning
 from tracemask.render.probe import PROBE_CHAT
 from tracemask.render.switches import Switches
@@ -99,22 +100,23 @@ class Prompts:
 
 def _kind(conversation: Conversation, k: int) -> tuple[object, ...]:
     message = conversation.chat[k]
-    content = message.get("content")
-    text = content_text(content)
-    reasoning = reasoning_text(message)
     return (
         conversation.kind,
         conversation.chat[k - 1].get("role") if k else None,
         min(k, 2),
-        type(content),
-        bool(text),
-        bool(text.strip()),
-        tuple(tag in text for pair in REASONING_TAGS for tag in pair) if "<" in text or "[" in text else (),
-        bool(reasoning),
-        bool(reasoning.strip()),
+        *_said(message),
         _ending(message.get("tool_calls")),
-        _caller_spoke(conversation, k),
+        _caller(conversation, k),
     )
+
+
+def _said(message: Mapping[str, Any]) -> tuple[object, ...]:
+    """What of content and reasoning a template can see at once: is there a field, text, only white space, a tag."""
+    content = message.get("content")
+    text, reasoning = content_text(content), reasoning_text(message)
+    tags = tuple(tag in text for pair in REASONING_TAGS for tag in pair) if "<" in text or "[" in text else ()
+    given = any(message.get(name) is not None for name in REASONING_NAMES)
+    return type(content), bool(text), bool(text.strip()), tags, given, bool(reasoning), bool(reasoning.strip())
 
 
 def _ending(calls: Sequence[Mapping[str, Any]] | None) -> tuple[object, ...]:
@@ -130,9 +132,9 @@ def _ending(calls: Sequence[Mapping[str, Any]] | None) -> tuple[object, ...]:
     return (*kinds, bool(last), len(calls) > 1)
 
 
-def _caller_spoke(conversation: Conversation, k: int) -> bool:
-    """The reply whose tools answered just before message k has content too: Gemma 4 closes such a turn."""
+def _caller(conversation: Conversation, k: int) -> tuple[object, ...]:
+    """What the reply said whose tools answered just before message k: Gemma 4 closes a turn that says something."""
     at = k - 1
     while at >= 0 and conversation.chat[at].get("role") == "tool":
         at -= 1
-    return 0 <= at < k - 1 and bool(conversation.chat[at].get("content"))
+    return _said(conversation.chat[at]) if 0 <= at < k - 1 else ()

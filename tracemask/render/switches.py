@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -12,6 +11,7 @@ from tracemask.core.errors import RenderError
 from tracemask.core.vocab import Origin
 from tracemask.render.conversation import Conversation
 from tracemask.render.layout import content_text
+from tracemask.render.text import RenderedText
 
 MAX_WORDS = 64  # of one template, and characters of a word
 _QUOTED = r"(\"(?:[^\"\\\n]|\\.){1,64}\"|'(?:[^'\\\n]|\\.){1,64}')"
@@ -20,6 +20,7 @@ _ASKED = re.compile(
     rf"|(?:\bin|==|!=|\b(?:startswith|endswith|r?find|r?index|count|r?split|r?partition|replace)\s*\()\s*{_QUOTED}"
 )
 _NEUTRAL = "word"
+_SAID = {"role": "assistant", "content": _NEUTRAL}
 _NAMES = frozenset(
     re.findall(
         r"\w+",
@@ -42,35 +43,36 @@ class Switches:
 
         Most templates have none.
         """
-        key = f"{bool(conversation.tools)} {json.dumps(dict(conversation.kwargs), sort_keys=True, default=str)}"
+        key = conversation.setting
         if key not in self._known:
             asked = asked_for(getattr(conversation.template, "source", ""))
-            usual = [_prompt(conversation, chat) for chat in _chats(_NEUTRAL)] if asked else []
-            changed = any(self._changes(conversation, word, usual) for word in asked)
+            usual = [_behind(conversation, chat) for chat in _chats(_NEUTRAL)] if asked else []
+            changed = any(
+                self._changes(conversation, word, after, usual) for word, after in zip(asked, [*asked[1:], ""])
+            )
             self._known[key] = tuple(asked) if changed else ()
         return self._known[key]
 
-    def _changes(self, conversation: Conversation, word: str, usual: list[str | None]) -> bool:
-        forms = (word, f"{_NEUTRAL} {word} {_NEUTRAL}")
-        return any([_prompt(conversation, chat) for chat in _chats(form)] != usual for form in forms)
+    def _changes(self, conversation: Conversation, word: str, after: str, usual: list[Behind]) -> bool:
+        """after: the word that is asked for next: a text may have to begin with the one and end with the other."""
+        forms = (word, f"{_NEUTRAL} {word} {_NEUTRAL}", f"{word} {_NEUTRAL} {after}")
+        return any([_behind(conversation, chat) for chat in _chats(form)] != usual for form in forms)
 
     def seen(self, conversation: Conversation, k: int) -> tuple[object, ...]:
-        """How the messages before reply k hold the switches, in order, repeats left out; () where there are none."""
+        """(how message k - 1 holds the switches, all ways in which messages before k do, the latest last)."""
         words = self.of(conversation)
         if not words:
             return ()
         shown = conversation.switches
         for message in conversation.chat[len(shown) : k]:
-            before = shown[-1] if shown else ()
+            before = shown[-1][1] if shown else ()
             text = content_text(message.get("content"))
             held = tuple(
                 (word, text == word, text.startswith(word), text.endswith(word)) for word in words if word in text
             )
             entry = (message.get("role"), held)
-            shown.append((*before, entry) if held and entry not in before[-1:] else before)
-        last = conversation.chat[k - 1] if k else {}
-        text = content_text(last.get("content"))
-        return (*(shown[k - 1] if k else ()), *(word in text for word in words))
+            shown.append((held, (*(each for each in before if each != entry), entry) if held else before))
+        return shown[k - 1] if k else ()
 
 
 def asked_for(source: str) -> list[str]:
@@ -85,17 +87,30 @@ def asked_for(source: str) -> list[str]:
 
 
 def _chats(content: str) -> list[list[dict[str, Any]]]:
-    asks, said = {"role": "user", "content": content}, {"role": "assistant", "content": _NEUTRAL}
-    return [[asks], [asks, said, {"role": "user", "content": _NEUTRAL}]]
+    asks = {"role": "user", "content": content}
+    return [[asks], [asks, _SAID, {"role": "user", "content": _NEUTRAL}]]
 
 
-def _prompt(conversation: Conversation, chat: Sequence[dict[str, Any]]) -> str | None:
-    """What the template writes behind the last content of `chat` where a reply is prompted."""
+Behind = tuple[str | None, str | None]
+
+
+def _behind(conversation: Conversation, chat: Sequence[dict[str, Any]]) -> Behind:
+    """What stands behind the last content of `chat` where a reply is prompted, and where one was given."""
+    asked, given = _rendered(conversation, chat, prompt=True), _rendered(conversation, [*chat, _SAID], prompt=False)
+    return tuple(_tail(rendered, len(chat) - 1) for rendered in (asked, given))  # pyright: ignore[reportReturnType]
+
+
+def _rendered(conversation: Conversation, chat: Sequence[dict[str, Any]], *, prompt: bool) -> RenderedText | None:
     try:
-        rendered = conversation.template.render(
-            list(chat), tools=conversation.tools, add_generation_prompt=True, kwargs=conversation.kwargs, served=True
+        return conversation.template.render(
+            list(chat), tools=conversation.tools, add_generation_prompt=prompt, kwargs=conversation.kwargs, served=True
         )
     except RenderError:
         return None
-    ends = [span.end for span in rendered.spans if span.source == len(chat) - 1 and span.origin is Origin.CONTENT]
+
+
+def _tail(rendered: RenderedText | None, last: int) -> str | None:
+    if rendered is None:
+        return None
+    ends = [span.end for span in rendered.spans if span.source == last and span.origin is Origin.CONTENT]
     return rendered.text[max(ends) :] if ends else None

@@ -5,10 +5,12 @@ from __future__ import annotations
 from itertools import permutations
 
 import pytest
+from render_corpus import tokenizer_for
 from render_tools import sampled_text, small
 
 from tracemask.render.conversation import Conversation, Counter
 from tracemask.render.renderer import Renderer
+from tracemask.render.sample import Sample
 from tracemask.render.switches import Switches, asked_for
 from tracemask.render.template import Template
 from tracemask.trace.model import Trace
@@ -34,7 +36,7 @@ def chat(*users: str) -> Trace:
     return Trace.from_messages([message for pair in pairs for message in pair])
 
 
-def said(rows: list) -> list[tuple[bool, list[str], list[int]]]:
+def said(rows: list[Sample]) -> list[tuple[bool, list[str], list[int]]]:
     return [(row.approximate, sampled_text(row), row.token_ids.tolist()) for row in rows]
 
 
@@ -78,3 +80,36 @@ def test_literals_are_read_as_jinja_reads_them() -> None:
         r"""{% if '\n\n' in a or "it's" not in a or a.startswith("/é") or a != 'x\'y' or a.split("</t>")|first %}"""
     )
     assert asked_for(source) == ["it's", "/é", "x'y", "</t>"]
+
+
+def marks(rows: list[Sample]) -> list[tuple[bool, bytes, bytes, bytes]]:
+    return [(row.approximate, row.token_ids.tobytes(), row.sampled.tobytes(), row.author.tobytes()) for row in rows]
+
+
+@pytest.mark.real
+@pytest.mark.parametrize("name", ["qwen3_5_think", "qwen3_5_nothink", "gemma4_v5", "glm4moe"])
+def test_real_templates_give_each_trace_the_same_rows_in_any_company(name: str, real_templates: dict[str, str]) -> None:
+    """What users, tools and replies say may change what a template writes around replies: Qwen3.5's tool_response."""
+    source = real_templates[name]
+    tokenizer = tokenizer_for(name, source)
+    template = Template(source, name=name, tokens=tokenizer.token_strings, sandbox="inline")
+    words = ["ok", "  ", "<tool_response>\n1\n</tool_response>", "/nothink", "<think>\nr\n</think>\n\nans"]
+    call = {"id": "call00001", "type": "function", "function": {"name": "f", "arguments": {"x": 1}}}
+    traces = [
+        Trace.from_messages(
+            [
+                {"role": "user", "content": "go"},
+                {"role": "assistant", "content": words[n // 5 % 5], "tool_calls": [call]} | thought,
+                {"role": "tool", "content": "r", "tool_call_id": "call00001", "name": "f"},
+                {"role": "assistant", "content": words[n // 2 % 5]},
+                {"role": "user", "content": words[n * 3 % 5]},
+                {"role": "assistant", "content": "end"},
+            ]
+        )
+        for n in range(25)
+        for thought in ({}, {"reasoning_content": ""})
+    ]
+    alone = [marks(Renderer(tokenizer, template).render(trace)) for trace in traces]
+    for order in (range(len(traces)), range(len(traces))[::-1]):
+        together = Renderer(tokenizer, template).render_many([traces[at] for at in order])
+        assert [marks(rows) for rows in together] == [alone[at] for at in order]
