@@ -35,7 +35,7 @@ def whole_file(path: str | os.PathLike[str]) -> Generator[IO[bytes], None, None]
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, target)
-        _sync(folder)
+        sync(folder)
     except BaseException:
         with suppress(OSError):
             os.unlink(temporary)
@@ -49,8 +49,9 @@ def _replaceable(path: str) -> bool:
         return True
 
 
-def _sync(folder: str) -> None:
-    handle = os.open(folder, os.O_RDONLY)
+def sync(path: str | os.PathLike[str]) -> None:
+    """Brings a file's bytes, or the names in a folder, to the disk."""
+    handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
     finally:

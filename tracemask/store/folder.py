@@ -67,15 +67,10 @@ def sink_of(folder: Folder, name: str) -> Iterator[Sink]:
         raise
 
 
-def put(folder: Folder, name: str, data: bytes) -> str:
-    """Writes `data` under `name` atomically; returns its sha256."""
-    sink = folder.sink(name)
-    try:
+def put(folder: Folder, name: str, data: bytes) -> None:
+    """Writes `data` under `name` atomically."""
+    with sink_of(folder, name) as sink:
         sink.write(data)
-        return sink.commit()[1]
-    except BaseException:
-        sink.abort()
-        raise
 
 
 def put_file(path: str, data: bytes) -> None:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from tracemask.core.errors import StoreError, TracemaskError, UsageError
+from tracemask.core.whole import sync
 from tracemask.store.beside import Beside
 
 if TYPE_CHECKING:
@@ -147,7 +148,7 @@ class LocalSink:
             self._sync()
             os.replace(self._temporary, self._target)
             self._made = self._target
-            _sync_folder(self._target.parent)
+            sync(self._target.parent)
             self._hashing.wait()  # a name needs no hash, only its receipt does
             self._digest.read_on()
             self._end()
@@ -190,14 +191,6 @@ class _Digest:
 
     def hex(self) -> str:
         return self._hash.hexdigest()
-
-
-def _sync_folder(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 class ObjectSink:

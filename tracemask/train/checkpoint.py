@@ -24,6 +24,7 @@ from torch import nn
 
 from tracemask.core.errors import TrainError
 from tracemask.core.fingerprint import file_sha256, fingerprint
+from tracemask.core.whole import sync
 from tracemask.train.distributed import World
 from tracemask.train.model import quiet
 
@@ -73,10 +74,10 @@ def save(
         if world.first:
             document = {**whole, "seal": fingerprint(whole)}
             (temporary / STATE).write_text(json.dumps(document, indent=1, sort_keys=True) + "\n", encoding="utf-8")
-            _sync(temporary)
+            _sync_files(temporary)
             _remove(final)
             os.replace(temporary, final)
-            _sync(folder)
+            sync(folder)
     if world.first:
         for _, old in complete(folder)[:-keep]:
             _remove(old)
@@ -137,12 +138,12 @@ def _alone(world: World) -> Iterator[None]:
         yield
 
 
-def _sync(folder: Path) -> None:
-    """Flush a folder's files and its own entry to disk."""
-    for path in [*(one for one in folder.iterdir() if one.is_file()), folder]:
-        handle = os.open(path, os.O_RDONLY)
-        os.fsync(handle)
-        os.close(handle)
+def _sync_files(folder: Path) -> None:
+    """Brings a folder's files and their names to the disk."""
+    for path in folder.iterdir():
+        if path.is_file():
+            sync(path)
+    sync(folder)
 
 
 def state_of(path: Path) -> dict[str, Any]:
@@ -232,9 +233,9 @@ def export(folder: Path, *, module: nn.Module, model: Any, source: str | None, s
             if source is not None and (Path(source) / name).is_file():
                 shutil.copyfile(Path(source) / name, temporary / name)
         (temporary / "step.json").write_text(json.dumps({"step": step}) + "\n", encoding="utf-8")
-        _sync(temporary)
+        _sync_files(temporary)
         _swap(temporary, folder)
-        _sync(folder.parent)
+        sync(folder.parent)
     world.wait()
 
 
