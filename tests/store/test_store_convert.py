@@ -480,7 +480,7 @@ def test_an_interrupt_of_a_pool_is_one_word_whenever_it_comes(tmp_path: Path) ->
     log(tmp_path / "a.jsonl", 400)
     words = [sys.executable, "-m", "tracemask_cli.main", "convert", tmp_path / "a.jsonl", "-t", TOKENIZER, "-w", 2]
     words += ["--rows-per-shard", 20, "-o", tmp_path / "out"]
-    for wait in (0.0, 0.4, 1.0, 1.6):
+    for wait in (0.0, 0.0, 0.02, 0.4, 1.0, 1.6):
         child = subprocess.Popen(list(map(str, words)), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
                                  start_new_session=True)  # fmt: skip
         children = Path(f"/proc/{child.pid}/task/{child.pid}/children")

@@ -38,7 +38,7 @@ def local(work: Work, ranges: Sequence[Range], tell: Tell, *, workers: int) -> I
     )
     told = 0
     try:
-        with _interrupts(signal.SIG_BLOCK):
+        with _deferred(), _interrupts(signal.SIG_BLOCK):
             waiting: set[Future[Receipt]] = {pool.submit(_in_worker, work, span) for span in ranges}
         while waiting:
             done, waiting = wait(waiting, timeout=_LOOK, return_when=FIRST_COMPLETED)
@@ -98,6 +98,22 @@ def _interrupts(how: int) -> Iterator[None]:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@contextmanager
+def _deferred() -> Iterator[None]:
+    """Holds an interrupt back to the end: where other threads take signals, the mask of this one does not stop it."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    came: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, _: came.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.SIG_DFL if before is None else before)
+    if came:
+        signal.raise_signal(signal.SIGINT)
 
 
 def ray_tasks(work: Work, ranges: Sequence[Range], tell: Tell, *, workers: int) -> Iterator[Receipt]:

@@ -35,14 +35,14 @@ def test_a_bad_row_is_named_by_file_line_and_field_and_the_good_ones_are_read(tm
         list(read_traces(path, on_error="fail"))
 
 
-def test_a_lone_surrogate_in_tool_output_is_replaced_and_reported_with_row_and_field(tmp_path: Path) -> None:
+def test_a_lone_surrogate_in_tool_output_is_replaced_and_reported_with_line_and_field(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     path.write_text('{"messages": [{"role": "tool", "content": "lone \\ud83d half"}]}\n')
     reading = read_traces(path)
     (trace,) = reading
     assert to_chat(trace.messages[0])["content"] == "lone � half"
     (finding,) = reading.findings
-    assert (finding.code, finding.place.row, finding.data["field"]) == ("TM916", 0, "messages[0].content")
+    assert (finding.code, finding.place.line, finding.data["field"]) == ("TM916", 1, "messages[0].content")
     assert "surrogate" in finding.message
     with pytest.raises(TraceError, match=r"messages\[0\]\.content.*surrogate"):
         Trace.from_messages([{"role": "tool", "content": "lone \ud83d half"}])
