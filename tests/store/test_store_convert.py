@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -480,13 +481,15 @@ def test_an_interrupt_of_a_pool_is_one_word_whenever_it_comes(tmp_path: Path) ->
     log(tmp_path / "a.jsonl", 400)
     words = [sys.executable, "-m", "tracemask_cli.main", "convert", tmp_path / "a.jsonl", "-t", TOKENIZER, "-w", 2]
     words += ["--rows-per-shard", 20, "-o", tmp_path / "out"]
-    for wait in (0.0, 0.0, 0.02, 0.4, 1.0, 1.6):
+    for turn, wait in enumerate((0.0, 0.0, 0.02, 0.4, 1.0, 1.6)):
+        words[-1] = tmp_path / f"out{turn}"
         child = subprocess.Popen(list(map(str, words)), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
                                  start_new_session=True)  # fmt: skip
         children = Path(f"/proc/{child.pid}/task/{child.pid}/children")
         while child.poll() is None and len(children.read_text().split()) < 2:
             time.sleep(0.01)
         time.sleep(wait)
-        os.killpg(child.pid, signal.SIGINT)
+        with contextlib.suppress(ProcessLookupError):  # done already
+            os.killpg(child.pid, signal.SIGINT)
         said, err = child.communicate(timeout=60)
         assert (child.returncode, err) == (130, "interrupted\n") or (child.returncode == 0 and "written" in said)
