@@ -280,12 +280,12 @@ def padded(text: Text, filled: str, fill: str) -> str:
     extra = len(filled) - len(text)
     if extra <= 0:
         return text
-    left = next(cut for cut in _left_pads(extra) if plain_slice(filled, slice(cut, cut + len(text))) == text)
+    left = next(
+        cut
+        for cut in (0, extra, extra // 2, extra - extra // 2)
+        if plain_slice(filled, slice(cut, cut + len(text))) == text
+    )
     return cat((fill * left, text, fill * (extra - left)))
-
-
-def _left_pads(extra: int) -> tuple[int, ...]:
-    return (0, extra, extra // 2, extra - extra // 2)
 
 
 def mapped(text: Text, change: Callable[[str], str], name: str) -> str:
