@@ -280,11 +280,8 @@ def padded(text: Text, filled: str, fill: str) -> str:
     extra = len(filled) - len(text)
     if extra <= 0:
         return text
-    left = next(
-        cut
-        for cut in (0, extra, extra // 2, extra - extra // 2)
-        if plain_slice(filled, slice(cut, cut + len(text))) == text
-    )
+    cuts = (0, extra, extra // 2, extra - extra // 2)
+    left = next(cut for cut in cuts if plain_slice(filled, slice(cut, cut + len(text))) == text)
     return cat((fill * left, text, fill * (extra - left)))
 
 
