@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import errno
 import hashlib
 import itertools
@@ -21,7 +22,7 @@ import pyarrow as pa
 import pytest
 
 from tracemask.core.errors import StoreError
-from tracemask.store import beside
+from tracemask.store import beside, room
 from tracemask.store.folder import open_folder, put
 from tracemask.store.sink import LocalSink
 
@@ -277,3 +278,43 @@ def test_a_folder_that_refuses_the_removal_too_does_not_hide_what_it_refused_fir
     monkeypatch.setattr(Path, "unlink", fail)
     with pytest.raises(StoreError, match="TM932 Read-only file system"):
         put(open_folder(tmp_path), "x", b"x")
+
+
+def test_room_for_a_long_file_is_made_before_its_first_byte(tmp_path: Path) -> None:
+    sink = LocalSink(tmp_path, "x")
+    with sink.stream(at_least=8 * MB) as out:
+        (temporary,) = tmp_path.iterdir()
+        found = temporary.stat()
+        assert found.st_size == 0
+        if found.st_blocks == 0:
+            pytest.skip("this file system reserves nothing")
+        assert found.st_blocks * 512 >= 8 * MB
+        out.write(bytes(9 * MB))
+    assert sink.commit()[0] == 9 * MB
+
+
+def test_a_disk_without_room_for_a_file_is_said_before_a_byte_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: int) -> int:
+        ctypes.set_errno(errno.ENOSPC)
+        return -1
+
+    monkeypatch.setattr(room, "_fallocate", lambda: full)
+    sink = LocalSink(tmp_path, "x")
+    with pytest.raises(StoreError, match="TM932 No space left.*free some space"), sink.stream(at_least=MB):
+        raise AssertionError("the stream opened")
+    sink.abort()
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("reserve", [None, lambda *_: -1])
+def test_a_file_system_that_reserves_nothing_is_written_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reserve: Callable[..., int] | None
+) -> None:
+    ctypes.set_errno(errno.EOPNOTSUPP)
+    monkeypatch.setattr(room, "_fallocate", lambda: reserve)
+    sink = LocalSink(tmp_path, "x")
+    with sink.stream(at_least=MB) as out:
+        out.write(b"abc")
+    assert sink.commit()[0] == 3

@@ -18,6 +18,7 @@ import numpy as np
 from tracemask.core.errors import StoreError, TracemaskError, UsageError
 from tracemask.core.whole import sync
 from tracemask.store.beside import Beside
+from tracemask.store.room import make_room
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -35,8 +36,8 @@ class Sink(Protocol):
     They come through one `stream` or through `write`, not through both.
     """
 
-    def stream(self) -> contextlib.AbstractContextManager[pa.NativeFile]:
-        """Where Arrow writes; closed at the end of the context."""
+    def stream(self, *, at_least: int = 0) -> contextlib.AbstractContextManager[pa.NativeFile]:
+        """Where Arrow writes; closed at the end of the context. at_least: bytes to come, for which room is made."""
         ...
 
     def advance(self) -> None:
@@ -109,12 +110,13 @@ class LocalSink:
         return self._file.fileno()
 
     @contextmanager
-    def stream(self) -> Iterator[pa.NativeFile]:
+    def stream(self, *, at_least: int = 0) -> Iterator[pa.NativeFile]:
         import pyarrow as pa
 
         with write_errors(str(self._target)):
             self._handle()
             with pa.OSFile(str(self._temporary), "wb") as file, pa.BufferedOutputStream(file, _GATHERED) as stream:
+                make_room(self._handle(), at_least)  # opening took what the file had
                 self._stream = stream
                 yield stream
                 self._size = stream.tell()
@@ -201,7 +203,7 @@ class ObjectSink:
         self._pieces: list[bytes | pa.Buffer] = []
 
     @contextmanager
-    def stream(self) -> Iterator[pa.NativeFile]:
+    def stream(self, *, at_least: int = 0) -> Iterator[pa.NativeFile]:
         import pyarrow as pa
 
         with pa.BufferOutputStream() as out:

@@ -67,6 +67,14 @@ class ShardWriter:
 
     def add(self, row: Row) -> None:
         """Takes `row`. StoreError TM101 on unequal lengths, TM501 on a missing column or a value that does not fit."""
+        columns = row.columns
+        if not _is_plain(columns):
+            columns = self._cast(row)
+            self._note_types(columns)
+        self._rows.append(Row(len(self._rows), columns, row.scalars))
+        self.last_trace = row.scalars.get("trace_id")
+
+    def _cast(self, row: Row) -> dict[str, np.ndarray]:
         where = str(row.scalars.get("id") or f"row {len(self._rows)}")
         missing = [name for name in TOKEN_COLUMNS if name not in row.columns]
         if missing:
@@ -74,8 +82,15 @@ class ShardWriter:
             raise StoreError("TM501", where=where, what=what, fix="give every fixed column")
         columns = {name: cast(name, values, where=where) for name, values in row.columns.items()}
         check_lengths(columns, where=where)
-        self._rows.append(Row(len(self._rows), columns, row.scalars))
-        self.last_trace = row.scalars.get("trace_id")
+        return columns
+
+    def _note_types(self, columns: Mapping[str, np.ndarray]) -> None:
+        """A column beyond the fixed ones has the type that holds all its rows."""
+        for name, values in columns.items():
+            if name == SPANS:
+                self._extra[name] = values.dtype
+            elif name not in TOKEN_COLUMNS:
+                self._extra[name] = np.result_type(self._extra.get(name, values.dtype), values.dtype)
 
     def commit(self, *, skipped: Sequence[Skip] = (), reading: Notes | None = None) -> Receipt:
         """Closes the shard, makes it visible under its name, then writes its receipt; returns the receipt."""
@@ -105,17 +120,10 @@ class ShardWriter:
         self._rows = []
 
     def _schema(self) -> pa.Schema:
-        extra = dict(self._extra)
-        for row in self._rows:
-            for name, values in row.columns.items():
-                if name == SPANS:
-                    extra[name] = values.dtype
-                elif name not in TOKEN_COLUMNS:
-                    extra[name] = np.result_type(extra.get(name, values.dtype), values.dtype)
         whole = _batches(self._rows, limit=BATCH_TOKENS)
         pieces = [len(piece) for rows in whole for piece in _batches(rows, limit=COMPACT_TOKENS)]
         batches = pieces if self._compact else None
-        return shard_schema(extra, self._metadata, scalars=self._more_scalars, batches=batches)
+        return shard_schema(self._extra, self._metadata, scalars=self._more_scalars, batches=batches)
 
     def _write(self) -> None:
         import pyarrow as pa
@@ -124,7 +132,8 @@ class ShardWriter:
         schema = self._schema()
         options = pa.ipc.IpcWriteOptions(compression="lz4" if self._compact else None, use_threads=False)
         columns = Columns(schema)
-        with self._sink.stream() as out, pa.ipc.new_file(out, schema, options=options) as file:
+        room = 0 if self._compact else sum(map(len, self._rows)) * _TOKEN_BITS // 8
+        with self._sink.stream(at_least=room) as out, pa.ipc.new_file(out, schema, options=options) as file:
             for rows in _batches(self._rows, limit=BATCH_TOKENS):
                 batch = columns.of(rows)
                 start = 0
@@ -132,6 +141,18 @@ class ShardWriter:
                     file.write_batch(batch.slice(start, len(piece)))
                     start += len(piece)
                 self._sink.advance()
+
+
+_PLAIN = {name: np.dtype(kind) for name, kind in TOKEN_COLUMNS.items()}
+_TOKEN_BITS = sum(1 if kind.kind == "b" else 8 * kind.itemsize for kind in _PLAIN.values())
+
+
+def _is_plain(columns: Mapping[str, np.ndarray]) -> bool:
+    """Whether there are just the fixed columns, in their types and of one length, as the renderer gives them."""
+    if columns.keys() != _PLAIN.keys():
+        return False
+    shape = (len(columns["token_ids"]),)
+    return all(columns[name].shape == shape and columns[name].dtype is kind for name, kind in _PLAIN.items())
 
 
 def _batches(rows: list[Row], *, limit: int) -> Iterator[list[Row]]:
